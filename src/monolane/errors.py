@@ -1,0 +1,53 @@
+"""Errors a user can act on: each says what was wrong, what to do, and ends the program with its own exit code."""
+
+from __future__ import annotations
+
+
+class MonolaneError(Exception):
+    """Base of every error raised on purpose. ``hint`` says what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class UsageError(MonolaneError):
+    """A parameter, prompt or option is out of its range."""
+
+    exit_code = 2
+
+
+class ModelFileError(MonolaneError):
+    """A model file is missing, truncated, corrupted or contradicts itself."""
+
+    exit_code = 3
+
+
+class UnsupportedModelError(MonolaneError):
+    """The files are sound, but describe something we do not run."""
+
+    exit_code = 4
+
+
+class FetchError(MonolaneError):
+    """A model could not be fetched: no network, source gone, hash mismatch."""
+
+    exit_code = 5
+
+
+class ResourceError(MonolaneError):
+    """The machine has not enough memory, disk or processors for what was asked."""
+
+    exit_code = 6
+
+
+class TargetError(MonolaneError):
+    """The compiled kernel failed: it did not build, a worker got stuck, a result was not a number."""
+
+    exit_code = 7

@@ -1,0 +1,101 @@
+"""Weights by their canonical names, whatever file they come from.
+
+Every family uses the same names, so nothing above this room knows a checkpoint's own:
+
+    embed  final_norm  head (absent when tied)
+    layers.N.{attn_norm, q, k, v, o, ffn_norm, gate, up, down}
+    layers.N.{q, k, v, o, gate, up, down}.bias   where the family has them
+    layers.N.{q_norm, k_norm}                    where the family has them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.errors import ModelFileError
+from monolane.model.config import ModelConfig
+
+Bf16Bits = NDArray[np.uint16]
+
+
+class Weights(Protocol):
+    """A read-only store of named tensors. Matrices are [out, in], read in blocks of rows so that memory stays bounded."""
+
+    @property
+    def identity(self) -> str:
+        """Changes whenever the files behind the weights change: a cache key."""
+
+    @property
+    def widened(self) -> bool:
+        """True where reading costs a conversion (block formats), so that keeping the result pays."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; ModelFileError where there is none of that name."""
+
+    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        """Rows [start, stop) of a matrix as bf16 bits, C-contiguous. Safe to call from several threads."""
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """A one-dimensional tensor in fp32."""
+
+
+def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor a model of this config must have, with its shape."""
+    yield "embed", (config.vocab, config.hidden)
+    yield "final_norm", (config.hidden,)
+    if not config.tied:
+        yield "head", (config.vocab, config.hidden)
+    sizes = {
+        "q": (config.q_size, config.hidden),
+        "k": (config.kv_size, config.hidden),
+        "v": (config.kv_size, config.hidden),
+        "o": (config.hidden, config.q_size),
+        "gate": (config.ffn, config.hidden),
+        "up": (config.ffn, config.hidden),
+        "down": (config.hidden, config.ffn),
+    }
+    biased = {"q", "k", "v"} if config.qkv_bias else set()
+    biased |= {"o"} if config.o_bias else set()
+    biased |= {"gate", "up", "down"} if config.mlp_bias else set()
+    for layer in range(config.layers):
+        prefix = f"layers.{layer}."
+        yield prefix + "attn_norm", (config.hidden,)
+        yield prefix + "ffn_norm", (config.hidden,)
+        if config.qk_norm:
+            yield prefix + "q_norm", (config.head_dim,)
+            yield prefix + "k_norm", (config.head_dim,)
+        for name, shape in sizes.items():
+            yield prefix + name, shape
+            if name in biased:
+                yield f"{prefix}{name}.bias", shape[:1]
+
+
+def check_weights(config: ModelConfig, weights: Weights) -> None:
+    """Refuse a model whose tensors are missing or of another shape than its config says."""
+    for name, shape in expected_shapes(config):
+        actual = weights.shape(name)
+        if actual != shape:
+            raise ModelFileError(
+                f"Tensor {name!r} has shape {list(actual)}, but the config asks for {list(shape)}.",
+                "The config and the weights do not belong together; fetch both from the same source.",
+            )
+
+
+def to_bf16(values: NDArray[np.float32]) -> Bf16Bits:
+    """Round fp32 to bf16, to nearest even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    result = rounded.astype(np.uint16)
+    nan = np.isnan(values)
+    if nan.any():
+        result[nan] = 0x7FC0
+    return result
+
+
+def from_bf16(bits: Bf16Bits) -> NDArray[np.float32]:
+    """Widen bf16 bits to fp32, exactly."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,0 +1,184 @@
+"""Proof on data, before anything runs: a plan that breaks an invariant is refused, and what breaks is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from monolane.program.plan import Plan
+from monolane.program.stage import (
+    Arrangement,
+    Attend,
+    Embed,
+    Matrix,
+    Merge,
+    Norm,
+    Output,
+    Program,
+    Project,
+    Sample,
+    Stage,
+    Vector,
+)
+
+REUSE_DISTANCE = 2  # hand-offs between reading a buffer and writing it again
+
+
+class BrokenPlan(AssertionError):
+    """A plan that must not run. It is our mistake, never the user's."""
+
+
+def check(plan: Plan) -> None:
+    """Raise BrokenPlan with everything that is wrong with a plan."""
+    found = list(problems(plan))
+    if found:
+        raise BrokenPlan("\n".join(found))
+
+
+def problems(plan: Plan) -> Iterator[str]:
+    """What is wrong with a plan, one sentence each."""
+    yield from _sizes(plan.program)
+    yield from _weights_once(plan.program)
+    yield from _buffer_reuse(plan.program)
+    yield from _rows_once(plan)
+    yield from _tapes_contiguous(plan)
+    yield from _residual_owners(plan)
+    yield from _balance(plan)
+
+
+def reads_of(stage: Stage) -> set[str]:
+    """Buffers a stage reads."""
+    match stage:
+        case Embed():
+            return set()
+        case Project():
+            return {stage.reads} | ({stage.residual} if stage.residual else set())
+        case Attend() | Sample():
+            return {stage.reads}
+
+
+def writes_of(stage: Stage) -> set[str]:
+    """Buffers a stage writes."""
+    return set() if isinstance(stage, Sample) else {stage.writes}
+
+
+def _sizes(program: Program) -> Iterator[str]:
+    """Every stage fits the buffers, matrices and vectors it names."""
+    sizes = {buffer.name: buffer.size for buffer in program.buffers}
+    shape = program.attention
+    for stage in program.stages:
+        where = _label(stage)
+        for name in reads_of(stage) | writes_of(stage):
+            if name not in sizes:
+                yield f"{where}: there is no buffer {name!r}"
+                return
+        if isinstance(stage, Embed):
+            expected, actual = program.hidden, sizes[stage.writes]
+            tables = {program.head.matrix.name} | ({program.table.name} if program.table else set())
+            if stage.table not in tables:
+                yield f"{where}: there is no table {stage.table!r}"
+        elif isinstance(stage, Attend):
+            expected, actual = (shape.heads + 2 * shape.kv_heads) * shape.head_dim, sizes[stage.reads]
+            if sizes[stage.writes] != shape.heads * shape.partial_size:
+                yield f"{where}: buffer {stage.writes!r} does not hold one partial result per head"
+        elif isinstance(stage, Project):
+            yield from _project_sizes(stage, sizes, where)
+            merged = isinstance(stage.input, Merge)
+            expected = stage.matrix.cols
+            actual = shape.heads * shape.head_dim if merged else sizes[stage.reads]
+        else:
+            expected, actual = program.vocab, sizes[stage.reads]
+        if expected != actual:
+            yield f"{where}: works on {expected} elements, but its buffer has {actual}"
+    if shape.heads % shape.kv_heads or len(shape.frequencies) * 2 != shape.head_dim:
+        yield f"attention: {shape.heads} heads over {shape.kv_heads}, {len(shape.frequencies)} frequencies do not fit"
+
+
+def _project_sizes(stage: Project, sizes: dict[str, int], where: str) -> Iterator[str]:
+    outputs = stage.matrix.rows // 2 if stage.output is Output.GATE else stage.matrix.rows
+    if sizes[stage.writes] != outputs:
+        yield f"{where}: makes {outputs} elements, but {stage.writes!r} has {sizes[stage.writes]}"
+    if (stage.output is Output.RESIDUAL) != (stage.residual is not None):
+        yield f"{where}: a residual buffer belongs to a residual output, and only there"
+    if stage.residual and sizes[stage.residual] != outputs:
+        yield f"{where}: makes {outputs} elements, but adds to {sizes[stage.residual]}"
+    if stage.bias and (stage.bias.size, stage.bias.arrangement) != (stage.matrix.rows, stage.matrix.arrangement):
+        yield f"{where}: its bias does not lie like its rows"
+    if isinstance(stage.input, Norm) and stage.input.weight.size != stage.matrix.cols:
+        yield f"{where}: its norm has {stage.input.weight.size} weights for {stage.matrix.cols} columns"
+    interleaved = stage.matrix.arrangement is Arrangement.INTERLEAVE
+    if interleaved and len({rows for _, rows in stage.matrix.parts}) != 1:
+        yield f"{where}: interleaved parts have different numbers of rows"
+    if (stage.output is Output.GATE) != interleaved:
+        yield f"{where}: a gate needs gate and up rows interleaved, and nothing else does"
+
+
+def _weights_once(program: Program) -> Iterator[str]:
+    """No weight of the model is used twice."""
+    users: list[Matrix | Vector] = [stage.matrix for stage in program.projections] + list(program.vectors())
+    users += [program.table] if program.table else []
+    for name, count in Counter(name for user in users for name, _ in user.parts).items():
+        if count != 1:
+            yield f"weight {name!r} is used {count} times"
+
+
+def _buffer_reuse(program: Program) -> Iterator[str]:
+    """A buffer is written again at least two hand-offs after it was last read, also across passes."""
+    stages = program.stages
+    for buffer in program.buffers:
+        writes = [i for i, stage in enumerate(stages) if buffer.name in writes_of(stage)]
+        for i, stage in enumerate(stages):
+            if buffer.name in reads_of(stage) and writes:
+                following = min((w - i if w > i else w - i + len(stages)) for w in writes)
+                if following < REUSE_DISTANCE:
+                    yield f"{_label(stage)}: {buffer.name!r} is rewritten {following} hand-off(s) after it is read"
+
+
+def _rows_once(plan: Plan) -> Iterator[str]:
+    """Every tile of every matrix is on exactly one tape, and all workers pass the same stages in the same order."""
+    for index, stage in enumerate(plan.program.projections):
+        covered = 0
+        for worker, tape in enumerate(plan.segments):
+            if len(tape) != len(plan.program.projections) or tape[index].stage != index:
+                yield f"worker {worker}: its stages are not the program's, in order"
+                return
+            if tape[index].first_tile != covered:
+                yield f"{_label(stage)}: worker {worker} begins at tile {tape[index].first_tile}, not {covered}"
+            covered = tape[index].first_tile + tape[index].tiles
+        if covered != plan.layout.tiles(stage.matrix):
+            yield f"{_label(stage)}: {covered} of {plan.layout.tiles(stage.matrix)} tiles are on the tapes"
+
+
+def _tapes_contiguous(plan: Plan) -> Iterator[str]:
+    """Segments follow each other without gaps, each as large as its tiles."""
+    for worker, tape in enumerate(plan.segments):
+        end = 0
+        for segment, stage in zip(tape, plan.program.projections, strict=False):
+            if segment.offset != end or segment.size != segment.tiles * plan.layout.tile_bytes(stage.matrix):
+                yield f"worker {worker}, {_label(stage)}: its tape has a gap or a wrong size at byte {end}"
+            end = segment.offset + segment.size
+
+
+def _residual_owners(plan: Plan) -> Iterator[str]:
+    """A row of the residual stream has one owner for the whole pass."""
+    for worker, tape in enumerate(plan.segments):
+        shares = {
+            (segment.first_tile, segment.tiles)
+            for segment, stage in zip(tape, plan.program.projections, strict=False)
+            if stage.output is Output.RESIDUAL
+        }
+        if len(shares) > 1:
+            yield f"worker {worker}: owns different rows of the residual stream in different stages"
+
+
+def _balance(plan: Plan) -> Iterator[str]:
+    """Tapes differ by less than one chunk (here: one tile) per stage on average."""
+    chunks = sum(plan.layout.tile_bytes(stage.matrix) for stage in plan.program.projections)
+    spread = max(plan.tape_bytes) - min(plan.tape_bytes)
+    if spread >= chunks:
+        yield f"tapes differ by {spread} bytes, more than one chunk per stage ({chunks} bytes)"
+
+
+def _label(stage: Stage) -> str:
+    layer = getattr(stage, "layer", None)
+    return stage.name if layer is None else f"layer {layer} {stage.name}"

@@ -1,0 +1,164 @@
+"""The oracle: executes a plan in NumPy, from the very bytes a kernel reads, worker by worker, stage by stage.
+
+It is written to be read, not to be fast: each kind of stage is one method, and what it does is what the stage means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.model.weights import from_bf16, to_bf16
+from monolane.program.stage import MAX_WIDTH, Attend, Embed, Merge, Norm, Output, Project, Sample, first_seen
+from monolane.program.tape import Tape
+
+Floats = NDArray[np.float32]
+
+
+class Interpreter:
+    """A plan, its tape, and a cache of keys and values for ``context`` positions."""
+
+    def __init__(self, tape: Tape, context: int) -> None:
+        self.tape = tape
+        self.plan = tape.plan
+        self.program = tape.plan.program
+        self.context = context
+        shape = self.program.attention
+        # Poisoned, so that reading what was never written shows.
+        cache = (self.program.layers, shape.kv_heads, context, shape.head_dim)
+        self._keys = np.full(cache, np.nan, np.float32)
+        self._values = np.full(cache, np.nan, np.float32)
+        self._buffers: dict[str, Floats] = {}
+
+    def logits(self, tokens: Sequence[int], start: int = 0, last_only: bool = False) -> Floats:
+        """Feed tokens at positions ``start``, ``start + 1``, …; the logits after each (or after the last) of them."""
+        found = []
+        for first in range(0, len(tokens), MAX_WIDTH):
+            part = tokens[first : first + MAX_WIDTH]
+            is_last = first + MAX_WIDTH >= len(tokens)
+            rows = slice(0, None) if not last_only else slice(len(part) - 1 if is_last else len(part), None)
+            found.append(self.run_pass(part, start + first, rows))
+        return np.concatenate(found)
+
+    def run_pass(self, tokens: Sequence[int], start: int, logits_of: slice) -> Floats:
+        """One pass of up to 16 positions; the logits of the chosen ones."""
+        positions = np.arange(start, start + len(tokens))
+        width = len(positions)
+        # Every buffer starts as NaN: a stage that reads what nobody wrote is seen at once.
+        for buffer in self.program.buffers:
+            splits = self.program.attention.splits(self.context) if buffer.per_split else 1
+            self._buffers[buffer.name] = np.full((width, splits, buffer.size), np.nan, np.float32)
+        index = 0
+        for stage in self.program.stages:
+            match stage:
+                case Embed():
+                    self._embed(stage, tokens)
+                case Attend():
+                    self._attend(stage, positions)
+                case Project():
+                    if stage.output is Output.LOGITS:
+                        return self._project_logits(stage, index, logits_of)
+                    self._project(stage, index, positions)
+                    index += 1
+                case Sample():
+                    pass
+        raise AssertionError("a program ends with its logits")
+
+    def _embed(self, stage: Embed, tokens: Sequence[int]) -> None:
+        out = self._buffers[stage.writes][:, 0]
+        for row, token in enumerate(tokens):
+            if self.tape.table is not None:
+                out[row] = from_bf16(self.tape.table[token])
+                continue
+            head, layout = self.program.head.matrix, self.plan.layout
+            last = len(self.program.projections) - 1
+            worker, offset = self.plan.locate(last, token // layout.tile_rows)
+            tile = self.tape.workers[worker][offset : offset + layout.tile_bytes(head)]
+            out[row] = from_bf16(layout.row(tile, head, token))
+
+    def _prepared(self, stage: Project, positions: NDArray[np.int64] | None) -> Floats:
+        """The input of a projection, as every worker prepares it for itself."""
+        match stage.input:
+            case Norm():
+                return self._normed(self._buffers[stage.reads][:, 0], stage.input)
+            case Merge():
+                assert positions is not None
+                return self._merged(stage.reads, positions, stage.input.window)
+            case _:
+                return self._buffers[stage.reads][:, 0]
+
+    def _rows(self, stage: Project, index: int, x: Floats) -> Floats:
+        """Dot products of all rows, each computed by its owner from its own tape."""
+        shares = []
+        for worker in range(self.plan.workers):
+            matrix = from_bf16(self.plan.layout.unpack(self.tape.segment(worker, index), stage.matrix))
+            shares.append(x @ matrix.T)
+        y: Floats = np.concatenate(shares, 1)[:, : stage.matrix.rows]
+        return y + self.tape.constants.vector(stage.bias) if stage.bias else y
+
+    def _project(self, stage: Project, index: int, positions: NDArray[np.int64]) -> None:
+        y = self._rows(stage, index, self._prepared(stage, positions))
+        if stage.output is Output.RESIDUAL:
+            assert stage.residual is not None
+            y = self._buffers[stage.residual][:, 0] + y
+        elif stage.output is Output.GATE:
+            gate, up = y[:, 0::2], y[:, 1::2]
+            y = gate / (1 + np.exp(-gate)) * up
+        self._buffers[stage.writes][:, 0] = y
+
+    def _project_logits(self, stage: Project, index: int, rows: slice) -> Floats:
+        x = self._prepared(stage, None)[rows]
+        return self._rows(stage, index, x) if len(x) else np.zeros((0, stage.matrix.rows), np.float32)
+
+    def _attend(self, stage: Attend, positions: NDArray[np.int64]) -> None:
+        shape = self.program.attention
+        qkv = self._buffers[stage.reads][:, 0].reshape(len(positions), -1, shape.head_dim)
+        q, k, v = np.split(qkv, [shape.heads, shape.heads + shape.kv_heads], 1)
+        q = self._rotated(self._normed(q, stage.q_norm), positions)
+        k = self._rotated(self._normed(k, stage.k_norm), positions)
+        keys, values = self._keys[stage.layer], self._values[stage.layer]
+        keys[:, positions] = self._stored(k).swapaxes(0, 1)
+        values[:, positions] = self._stored(v).swapaxes(0, 1)
+        out = self._buffers[stage.writes].reshape(len(positions), -1, shape.heads, shape.partial_size)
+        for row, position in enumerate(positions):
+            for split in shape.splits_seen(int(position), stage.window):
+                start = max(first_seen(int(position), stage.window), split * shape.split)
+                seen = slice(start, min(int(position) + 1, (split + 1) * shape.split))
+                for head in range(shape.heads):
+                    scores = keys[head // shape.group, seen] @ q[row, head] * np.float32(shape.scale)
+                    highest = scores.max()
+                    weights = np.exp(scores - highest)
+                    partial = out[row, split, head]
+                    partial[0], partial[1] = highest, weights.sum()
+                    partial[2:] = weights @ values[head // shape.group, seen]
+
+    def _merged(self, buffer: str, positions: NDArray[np.int64], window: int | None) -> Floats:
+        """Attention's result: partial results of the splits, weighted to a common maximum."""
+        shape = self.program.attention
+        partials = self._buffers[buffer].reshape(len(positions), -1, shape.heads, shape.partial_size)
+        out = np.empty((len(positions), shape.heads, shape.head_dim), np.float32)
+        for row, position in enumerate(positions):
+            made = partials[row, shape.splits_seen(int(position), window)]
+            weights = np.exp(made[:, :, 0] - made[:, :, 0].max(0))
+            total = (weights * made[:, :, 1]).sum(0)
+            out[row] = (weights[:, :, None] * made[:, :, 2:]).sum(0) / total[:, None]
+        return out.reshape(len(positions), -1)
+
+    def _normed(self, x: Floats, norm: Norm | None) -> Floats:
+        if norm is None:
+            return x
+        scale = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True, dtype=np.float32) + np.float32(norm.eps))
+        return (x * scale * self.tape.constants.vector(norm.weight)).astype(np.float32)
+
+    def _rotated(self, x: Floats, positions: NDArray[np.int64]) -> Floats:
+        """RoPE: the two halves of a head are the coordinates of its pairs."""
+        angles = np.outer(positions, self.program.attention.frequencies)[:, None]
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        low, high = np.split(x, 2, -1)
+        return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
+
+    def _stored(self, x: Floats) -> Floats:
+        """What the cache keeps of a key or value."""
+        return from_bf16(to_bf16(x)) if self.program.attention.cache_format == "bf16" else x

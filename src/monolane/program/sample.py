@@ -1,0 +1,179 @@
+"""Sampling in integers, so that every target, in whatever order it sums, chooses the same token.
+
+Logits become fixed-point numbers once; penalties, temperature and the softmax are integer arithmetic from there on.
+Integer sums do not depend on their order, so a kernel may reduce in parallel and still agree with this page bit for bit.
+
+    score     = logit in steps of 2**-20
+    distance  = highest score - score, which is never negative
+    weight    = 2**40 * 2**-(distance / temperature / ln 2), through a table of 256 powers and two terms of a series
+    kept      = top-k, then top-p, then min-p, in the order (weight falls, id rises)
+    chosen    = the first kept id, in order of id, whose running sum of weights exceeds random * total / 2**64
+
+The random number is Philox4x32-10 of (seed, position), so a seed and a place in the sequence give the same draw anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.errors import TargetError
+
+SCORE_BITS = 20
+SCORE_LIMIT = 2047.0  # logits beyond it are clamped: scores fit 32 bits
+RATE_BITS = 16
+RATE_LIMIT = 1 << 30  # temperatures below about 1e-4 all act the same
+DISTANCE_LIMIT = (1 << 33) - 1
+WEIGHT_BITS = 40
+FACTOR_BITS = 16
+SHARE_BITS = 32
+MAX_LOGPROBS = 20
+LN2_Q32 = round(math.log(2) * 2**32)
+POWERS = np.array([round(2 ** (WEIGHT_BITS - i / 256)) for i in range(256)], np.uint64)
+
+Scores = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. The defaults are greedy; values are checked by whoever takes them from a user."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0  # over prompt and answer
+    presence_penalty: float = 0.0  # over the answer
+    frequency_penalty: float = 0.0  # over the answer
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def fixed(self) -> FixedSampling:
+        rate = 0 if self.temperature == 0 else round(math.log2(math.e) / self.temperature * 2**RATE_BITS)
+        return FixedSampling(
+            greedy=self.temperature == 0,
+            rate=min(rate, RATE_LIMIT),
+            top_k=self.top_k,
+            top_p=round(self.top_p * 2**SHARE_BITS),
+            min_weight=round(self.min_p * 2**WEIGHT_BITS),
+            seed=self.seed,
+            repeat_up=round(self.repetition_penalty * 2**FACTOR_BITS),
+            repeat_down=round(2**FACTOR_BITS / self.repetition_penalty),
+            presence=round(self.presence_penalty * 2**SCORE_BITS),
+            frequency=round(self.frequency_penalty * 2**SCORE_BITS),
+            bias=tuple((token, round(value * 2**SCORE_BITS)) for token, value in self.logit_bias),
+        )
+
+
+@dataclass(frozen=True)
+class FixedSampling:
+    """The same in integers: what targets are given."""
+
+    greedy: bool
+    rate: int
+    top_k: int
+    top_p: int
+    min_weight: int
+    seed: int
+    repeat_up: int
+    repeat_down: int
+    presence: int
+    frequency: int
+    bias: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A sampled token, and what its logprobs are made of: distances of scores, and the sum of all weights at temperature 1."""
+
+    token: int
+    distance: int = 0
+    total: int = 0
+    top: tuple[tuple[int, int], ...] = ()  # (token, distance), likeliest first
+
+    def logprob(self, distance: int) -> float:
+        return float(-distance / 2**SCORE_BITS - math.log(self.total / 2**WEIGHT_BITS))
+
+
+class Sampler:
+    """The reference: chooses token after token of one request, remembering what penalties need."""
+
+    def __init__(self, sampling: Sampling, vocab: int, prompt: NDArray[np.int64], logprobs: int | None = None) -> None:
+        self._fixed = sampling.fixed()
+        self._logprobs = logprobs
+        self._seen = np.zeros(vocab, bool)
+        self._seen[prompt] = True
+        self._counts = np.zeros(vocab, np.int64)
+
+    def choose(self, logits: NDArray[np.float32], position: int) -> Choice:
+        """The token at ``position`` of the sequence."""
+        raw = to_scores(logits)
+        scores = self._penalised(raw)
+        token = int(np.argmax(scores)) if self._fixed.greedy else self._draw(scores, position)
+        self._seen[token] = True
+        self._counts[token] += 1
+        if self._logprobs is None:
+            return Choice(token)
+        distances = raw.max() - raw
+        order = np.lexsort((np.arange(len(raw)), distances))[: self._logprobs]
+        total = int(weights(distances, round(math.log2(math.e) * 2**RATE_BITS)).sum())
+        return Choice(token, int(distances[token]), total, tuple((int(i), int(distances[i])) for i in order))
+
+    def _penalised(self, scores: Scores) -> Scores:
+        fixed = self._fixed
+        scores = scores.copy()
+        factor = np.where(scores > 0, fixed.repeat_down, fixed.repeat_up)
+        scores[self._seen] = (scores * factor)[self._seen] >> FACTOR_BITS
+        scores -= np.where(self._counts > 0, fixed.presence, 0) + self._counts * fixed.frequency
+        for token, value in fixed.bias:
+            scores[token] += value
+        return scores
+
+    def _draw(self, scores: Scores, position: int) -> int:
+        fixed = self._fixed
+        chances = weights(scores.max() - scores, fixed.rate)
+        order = np.lexsort((np.arange(len(scores)), -scores))  # score falls, id rises
+        if fixed.top_k:
+            order = order[: fixed.top_k]
+        running = np.cumsum(chances[order])
+        needed = (int(running[-1]) * fixed.top_p) >> SHARE_BITS
+        order = order[: int(np.searchsorted(running, np.uint64(needed))) + 1]
+        order = np.sort(order[chances[order] >= fixed.min_weight])
+        running = np.cumsum(chances[order])
+        target = (random_bits(fixed.seed, position) * int(running[-1])) >> 64
+        return int(order[np.searchsorted(running, np.uint64(target), side="right")])
+
+
+def to_scores(logits: NDArray[np.float32]) -> Scores:
+    """Logits in fixed point, rounded to nearest even."""
+    if np.isnan(logits).any():
+        raise TargetError("The model produced logits that are not numbers.", "Its weights are probably damaged.")
+    limited = np.clip(logits.astype(np.float32), -SCORE_LIMIT, SCORE_LIMIT)
+    scores: Scores = np.rint(limited * np.float32(2**SCORE_BITS)).astype(np.int64)
+    return scores
+
+
+def weights(distances: Scores, rate: int) -> NDArray[np.uint64]:
+    """2**40 * 2**-(distance * rate), in integers."""
+    exponent = np.minimum(distances, DISTANCE_LIMIT).astype(np.uint64) * np.uint64(rate)
+    whole = exponent >> np.uint64(36)
+    fraction = exponent & np.uint64((1 << 36) - 1)
+    rest = ((fraction & np.uint64((1 << 28) - 1)) * np.uint64(LN2_Q32)) >> np.uint64(36)
+    series = np.uint64(1 << 32) - rest + ((rest * rest) >> np.uint64(33))
+    power = (POWERS[fraction >> np.uint64(28)] * (series >> np.uint64(10))) >> np.uint64(22)
+    return np.where(whole > WEIGHT_BITS, np.uint64(0), power >> np.minimum(whole, np.uint64(63)))
+
+
+def random_bits(seed: int, position: int) -> int:
+    """64 random bits: the first two words of Philox4x32-10 with the seed as key and the position as counter."""
+    mask = 0xFFFFFFFF
+    key0, key1 = seed & mask, (seed >> 32) & mask
+    c0, c1, c2, c3 = position & mask, (position >> 32) & mask, 0, 0
+    for _ in range(10):
+        first, second = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (second >> 32) ^ c1 ^ key0, second & mask, (first >> 32) ^ c3 ^ key1, first & mask
+        key0, key1 = (key0 + 0x9E3779B9) & mask, (key1 + 0xBB67AE85) & mask
+    return c0 | (c1 << 32)

@@ -1,0 +1,135 @@
+"""Packing: every worker's weights, contiguous, in the order it reads them, in the layout its target asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.model.weights import Bf16Bits, Weights
+from monolane.program.plan import Plan
+from monolane.program.stage import Arrangement, Matrix, Program, Vector
+
+Bytes = NDArray[np.uint8]
+Allocate = Callable[[int], Bytes]  # zeroed memory of that many bytes, aligned as the target likes it
+Advance = Callable[[int], None]  # told the bytes just packed
+
+PACK_BYTES = 1 << 20  # of tape per step: bounds the memory of the conversion, shows progress
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Small fp32 vectors (norms, biases) that every worker reads: one array, and where each begins."""
+
+    values: NDArray[np.float32]
+    offsets: dict[str, int]
+
+    def vector(self, vector: Vector) -> NDArray[np.float32]:
+        start = self.offsets[vector.name]
+        return self.values[start : start + vector.size]
+
+
+@dataclass(frozen=True)
+class Tape:
+    """All tapes of a plan (one per worker), its constants, and the embedding where it is not on the tapes."""
+
+    plan: Plan
+    workers: tuple[Bytes, ...]
+    constants: Constants
+    table: Bf16Bits | None
+
+    @property
+    def nbytes(self) -> int:
+        table = self.table.nbytes if self.table is not None else 0
+        return sum(tape.nbytes for tape in self.workers) + self.constants.values.nbytes + table
+
+    def segment(self, worker: int, stage: int) -> Bytes:
+        """One worker's bytes of one projection."""
+        place = self.plan.segments[worker][stage]
+        return self.workers[worker][place.offset : place.offset + place.size]
+
+
+def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate) -> Tape:
+    """The memory of a tape: constants filled in, weights still zero."""
+    program = plan.program
+    table = None
+    if program.table is not None:
+        shape = (program.table.rows, program.table.cols)
+        table = allocate(shape[0] * shape[1] * 2).view(np.uint16).reshape(shape)
+    return Tape(plan, tuple(allocate(size) for size in plan.tape_bytes), pack_constants(program, weights), table)
+
+
+def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None) -> None:
+    """Fill a tape from the model's weights, on all processors, in steps of bounded memory."""
+    with ThreadPoolExecutor(os.cpu_count() or 1, "pack") as pool:
+        steps = [pool.submit(step) for step in _steps(tape, weights)]
+        try:
+            for step in steps:
+                done = step.result()
+                if advance:
+                    advance(done)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
+    """Independent pieces of the packing; each returns the bytes it wrote."""
+    plan, layout = tape.plan, tape.plan.layout
+    for index, stage in enumerate(plan.program.projections):
+        matrix, tile_bytes = stage.matrix, layout.tile_bytes(stage.matrix)
+        step_tiles = max(1, PACK_BYTES // tile_bytes)
+        for worker in range(plan.workers):
+            segment = plan.segments[worker][index]
+            for done in range(0, segment.tiles, step_tiles):
+                tiles = min(step_tiles, segment.tiles - done)
+                first = (segment.first_tile + done) * layout.tile_rows
+                rows = (first, min(first + tiles * layout.tile_rows, matrix.rows))
+                start = segment.offset + done * tile_bytes
+                target = tape.workers[worker][start : start + tiles * tile_bytes]
+
+                def pack(matrix: Matrix = matrix, rows: tuple[int, int] = rows, target: Bytes = target) -> int:
+                    target[:] = layout.pack(matrix_rows(matrix, weights, *rows), matrix)
+                    return target.nbytes
+
+                yield pack
+    if tape.table is not None and plan.program.table is not None:
+        table, source = tape.table, plan.program.table
+        step_rows = max(1, PACK_BYTES // (source.cols * 2))
+        for first in range(0, source.rows, step_rows):
+
+            def copy(first: int = first, last: int = min(first + step_rows, source.rows)) -> int:
+                table[first:last] = matrix_rows(source, weights, first, last)
+                return table[first:last].nbytes
+
+            yield copy
+
+
+def matrix_rows(matrix: Matrix, weights: Weights, start: int, stop: int) -> Bf16Bits:
+    """Rows [start, stop) of a program's matrix, gathered from the model's weights."""
+    pieces = matrix.part_rows(start, stop)
+    if len(pieces) == 1:
+        name, first, last, _ = pieces[0]
+        return weights.rows(name, first, last)
+    rows = np.empty((stop - start, matrix.cols), np.uint16)
+    for name, first, last, where in pieces:
+        rows[where] = weights.rows(name, first, last)
+    return rows
+
+
+def pack_constants(program: Program, weights: Weights) -> Constants:
+    """All constant vectors in one fp32 array, each aligned to 16 elements (a cache line)."""
+    offsets, pieces, size = {}, [], 0
+    for vector in program.vectors():
+        parts = [weights.vector(name) for name, _ in vector.parts]
+        joined = np.stack(parts, 1).ravel() if vector.arrangement is Arrangement.INTERLEAVE else np.concatenate(parts)
+        padded = np.zeros(-(-vector.size // 16) * 16, np.float32)
+        padded[: vector.size] = joined
+        offsets[vector.name] = size
+        pieces.append(padded)
+        size += len(padded)
+    return Constants(np.concatenate(pieces), offsets)
