@@ -23,7 +23,7 @@ Bf16Bits = NDArray[np.uint16]
 
 
 class Weights(Protocol):
-    """A read-only store of named tensors. Matrices are [out, in], read in blocks of rows so that memory stays bounded."""
+    """A read-only store of named tensors. Matrices are [out, in], read by blocks of rows so that memory stays bounded."""
 
     @property
     def identity(self) -> str:

@@ -81,7 +81,9 @@ def _layer(config: ModelConfig, layer: int) -> list[Stage]:
     q, k, v = (("q", config.q_size), ("k", config.kv_size), ("v", config.kv_size))
     gate, up = (("gate", config.ffn), ("up", config.ffn))
 
-    def matrix(name: str, parts: list[tuple[str, int]], cols: int, arrangement: Arrangement = Arrangement.STACK) -> Matrix:
+    def matrix(
+        name: str, parts: list[tuple[str, int]], cols: int, arrangement: Arrangement = Arrangement.STACK
+    ) -> Matrix:
         return _matrix(prefix + name, [(prefix + part, rows) for part, rows in parts], cols, arrangement)
 
     def bias(matrix: Matrix, present: bool) -> Vector | None:
@@ -152,7 +154,5 @@ def _layer(config: ModelConfig, layer: int) -> list[Stage]:
     ]
 
 
-def _matrix(
-    name: str, parts: list[tuple[str, int]], cols: int, arrangement: Arrangement = Arrangement.STACK
-) -> Matrix:
+def _matrix(name: str, parts: list[tuple[str, int]], cols: int, arrangement: Arrangement = Arrangement.STACK) -> Matrix:
     return Matrix(name, tuple(parts), cols, arrangement)

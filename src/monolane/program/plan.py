@@ -77,4 +77,3 @@ def _share(tiles: int, loads: list[int]) -> list[int]:
     even, left = divmod(tiles, len(loads))
     shortest = sorted(range(len(loads)), key=lambda worker: (loads[worker], worker))[:left]
     return [even + (worker in shortest) for worker in range(len(loads))]
-

@@ -121,15 +121,21 @@ def matrix_rows(matrix: Matrix, weights: Weights, start: int, stop: int) -> Bf16
     return rows
 
 
+def constant_offsets(program: Program) -> tuple[dict[str, int], int]:
+    """Where each constant vector begins, aligned to a cache line of 16 elements; and how many elements there are."""
+    offsets, size = {}, 0
+    for vector in program.vectors():
+        offsets[vector.name] = size
+        size += -(-vector.size // 16) * 16
+    return offsets, size
+
+
 def pack_constants(program: Program, weights: Weights) -> Constants:
-    """All constant vectors in one fp32 array, each aligned to 16 elements (a cache line)."""
-    offsets, pieces, size = {}, [], 0
+    """All constant vectors in one fp32 array, zero between them."""
+    offsets, size = constant_offsets(program)
+    constants = Constants(np.zeros(size, np.float32), offsets)
     for vector in program.vectors():
         parts = [weights.vector(name) for name, _ in vector.parts]
         joined = np.stack(parts, 1).ravel() if vector.arrangement is Arrangement.INTERLEAVE else np.concatenate(parts)
-        padded = np.zeros(-(-vector.size // 16) * 16, np.float32)
-        padded[: vector.size] = joined
-        offsets[vector.name] = size
-        pieces.append(padded)
-        size += len(padded)
-    return Constants(np.concatenate(pieces), offsets)
+        constants.vector(vector)[:] = joined
+    return constants

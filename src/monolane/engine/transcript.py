@@ -1,0 +1,57 @@
+"""From the target's tokens to the text a reader sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from monolane.engine.result import Delta, TokenLogprob
+from monolane.engine.stops import StopFilter
+from monolane.target.base import Token
+
+if TYPE_CHECKING:
+    from monolane.model.tokenizer import TokenStream
+
+
+class Transcript:
+    """Grows with every batch of tokens, up to the first stop token or stop string."""
+
+    def __init__(
+        self, decoder: TokenStream, stops: Sequence[str], stop_tokens: frozenset[int], with_logprobs: bool
+    ) -> None:
+        self._decoder = decoder
+        self._filter = StopFilter(stops)
+        self._stop_tokens = stop_tokens
+        self._with_logprobs = with_logprobs
+        self.text = ""
+        self.tokens: list[Token] = []
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has come: nothing after it counts."""
+        return self._filter.matched
+
+    def take(self, batch: Sequence[Token]) -> Delta | None:
+        """What a batch adds, if anything can be shown."""
+        text, taken = "", []
+        for token in batch:
+            if self.stopped or token.id in self._stop_tokens:
+                break
+            taken.append(token)
+            text += self._filter.push(self._decoder.push([token.id]))
+        return self._add(text, taken)
+
+    def flush(self) -> Delta | None:
+        """No more tokens: what was held back, if anything."""
+        text = self._filter.push(self._decoder.flush())
+        return self._add(text + self._filter.flush(), [])
+
+    def logprobs(self, tokens: Sequence[Token]) -> tuple[TokenLogprob, ...] | None:
+        return tuple(map(TokenLogprob.of, tokens)) if self._with_logprobs else None
+
+    def _add(self, text: str, tokens: list[Token]) -> Delta | None:
+        self.text += text
+        self.tokens += tokens
+        if not text and not tokens:
+            return None
+        return Delta(text, tuple(token.id for token in tokens), self.logprobs(tokens))

@@ -1,0 +1,44 @@
+"""The families of models we run, and how to find the one a file belongs to."""
+
+from __future__ import annotations
+
+from monolane.errors import UnsupportedModelError
+from monolane.model.families.llama import LLAMA
+from monolane.model.families.mistral import MISTRAL
+from monolane.model.families.qwen2 import QWEN2
+from monolane.model.families.qwen3 import QWEN3
+from monolane.model.families.shared import Family
+from monolane.model.settings import Settings
+
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+)
+
+_HINT = "Use a text generation model of a supported family: " + ", ".join(family.name for family in FAMILIES) + "."
+
+
+def family_of_huggingface(settings: Settings) -> Family:
+    """The family a ``config.json`` belongs to."""
+    kind = settings.text("model_type")
+    architectures = settings.get("architectures")
+    for family in FAMILIES:
+        if family.name == kind:
+            # A classifier or a bare body has the same model_type, but other tensors.
+            if isinstance(architectures, list) and architectures and family.architecture not in architectures:
+                raise UnsupportedModelError(
+                    f"{settings.source}: {architectures[0]!r} is not supported, only {family.architecture}.",
+                    _HINT,
+                )
+            return family
+    raise UnsupportedModelError(f"{settings.source}: the family {kind!r} (model_type) is not supported.", _HINT)
+
+
+def family_of_gguf(architecture: str, source: str) -> Family:
+    """The family of a GGUF file's ``general.architecture``."""
+    for family in FAMILIES:
+        if family.gguf_architecture == architecture:
+            return family
+    raise UnsupportedModelError(f"{source}: the architecture {architecture!r} is not supported.", _HINT)

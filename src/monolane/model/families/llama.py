@@ -1,0 +1,18 @@
+"""Llama 2, 3, 3.1 and 3.2, and what is built like it: SmolLM2, TinyLlama."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from monolane.model.config import ModelConfig
+from monolane.model.families.shared import Family
+from monolane.model.settings import Settings
+
+
+def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
+    bias = settings.flag("attention_bias")
+    return replace(plain, qkv_bias=bias, o_bias=bias, mlp_bias=settings.flag("mlp_bias"))
+
+
+# GGUF files of Mistral models say "llama" too.
+LLAMA = Family("llama", "LlamaForCausalLM", _refine, gguf_architecture="llama", gguf_interleaved=True)

@@ -1,0 +1,18 @@
+"""Qwen3: every head of q and k has a norm, and the head size is a number of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from monolane.model.config import ModelConfig
+from monolane.model.families.shared import HEAD_DIM_LIMIT, Family, layer_windows
+from monolane.model.settings import Settings
+
+
+def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
+    settings.integer("head_dim", HEAD_DIM_LIMIT)  # must be said: hidden / heads is not it
+    bias = settings.flag("attention_bias")
+    return replace(plain, qkv_bias=bias, o_bias=bias, windows=layer_windows(settings, plain.layers))
+
+
+QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _refine, gguf_architecture="qwen3", qk_norm=True)

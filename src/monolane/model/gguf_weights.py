@@ -1,0 +1,53 @@
+"""A model in a GGUF file: its config, its weights, and the metadata the tokenizer is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monolane.errors import ModelFileError, UnsupportedModelError
+from monolane.model.config import ModelConfig
+from monolane.model.data_file import DataFile, identity
+from monolane.model.families import family_of_gguf
+from monolane.model.families.names import gguf_name
+from monolane.model.families.shared import HEAD_DIM_LIMIT, VOCAB_LIMIT
+from monolane.model.gguf_file import GgufHeader, read_gguf
+from monolane.model.settings import Settings
+from monolane.model.tensors import StoredWeights
+
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+def open_gguf(path: Path) -> tuple[ModelConfig, StoredWeights, dict[str, object]]:
+    """The config, the weights and the metadata of a GGUF file."""
+    file = DataFile(path)
+    header = read_gguf(file)
+    if header.metadata.get("split.count", 1) not in (0, 1):
+        raise UnsupportedModelError(
+            f"{path} is one part of a model that was split.", "Merge the parts with llama-gguf-split --merge."
+        )
+    architecture = Settings(header.metadata, str(path)).text("general.architecture")
+    family = family_of_gguf(architecture, str(path))
+    settings = Settings(header.metadata, str(path), prefix=f"{architecture}.")
+    config = family.gguf_config(settings, _vocab(header, path), header.tensors, _rope_factors(header, path))
+    head = config.head_dim if family.gguf_interleaved else None
+    return config, StoredWeights(header.tensors, gguf_name, identity([file]), head), header.metadata
+
+
+def _vocab(header: GgufHeader, path: Path) -> int:
+    """Rows of the embedding: the one place every file has the size of its vocabulary in."""
+    embedding = header.tensors.get(gguf_name("embed"))
+    if embedding is None or embedding.shape[0] > VOCAB_LIMIT:
+        raise ModelFileError(
+            f"{path} has no {gguf_name('embed')} of at most {VOCAB_LIMIT} rows.",
+            "It is damaged, or no text model; fetch it again or use another.",
+        )
+    return embedding.shape[0]
+
+
+def _rope_factors(header: GgufHeader, path: Path) -> list[float] | None:
+    factors = header.tensors.get(_ROPE_FACTORS)
+    if factors is None:
+        return None
+    if len(factors.shape) != 1 or factors.shape[0] > HEAD_DIM_LIMIT or factors.format.widen is None:
+        raise ModelFileError(f"{path}: {_ROPE_FACTORS} is no short vector.", "The file is damaged; fetch it again.")
+    return [float(factor) for factor in factors.read_vector()]

@@ -1,0 +1,110 @@
+"""A model from a path: everything a program needs to be built for it and to talk to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from monolane.errors import ModelFileError
+from monolane.model.chat import ChatTemplate, chat_template_from_folder
+from monolane.model.config import ModelConfig
+from monolane.model.data_file import is_there
+from monolane.model.gguf_weights import open_gguf
+from monolane.model.huggingface import open_folder, read_folder_config
+from monolane.model.json_object import read_json_object
+from monolane.model.tokenizer import Tokenizer
+from monolane.model.weights import Weights, check_weights
+
+# Where an answer ends in the chat formats of our families. A GGUF file names one end only, and often not this one.
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model whose config, weights and tokenizer were found to belong together. No weights are in memory yet."""
+
+    name: str
+    path: Path
+    config: ModelConfig
+    weights: Weights
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    stop_tokens: frozenset[int]
+
+
+def load_model(path: Path) -> Model:
+    """The model in a Hugging Face folder or a GGUF file."""
+    return _load_gguf(path) if _is_gguf(path) else _load_folder(path)
+
+
+def load_config(path: Path) -> ModelConfig:
+    """The config alone; of a folder, ``config.json`` is all that needs to be there."""
+    return open_gguf(path)[0] if _is_gguf(path) else read_folder_config(path)
+
+
+def _is_gguf(path: Path) -> bool:
+    if not is_there(path):
+        problem = f"There is nothing at {path}."
+    elif path.is_dir():
+        return False
+    elif path.suffix.lower() == ".gguf":
+        return True
+    else:
+        problem = f"{path} is neither a folder nor a .gguf file."
+    hint = "Give the folder of a Hugging Face model (config.json, tokenizer.json, safetensors) or a GGUF file."
+    raise ModelFileError(problem, hint)
+
+
+def _load_folder(folder: Path) -> Model:
+    config, weights = open_folder(folder)
+    check_weights(config, weights)
+    tokenizer_config = _read_if_there(folder / "tokenizer_config.json")
+    tokenizer = Tokenizer.from_file(folder / "tokenizer.json", tokenizer_config)
+    _check_vocabulary(tokenizer, config, folder)
+    stops: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        found = _read_if_there(folder / name).get("eos_token_id")
+        stops |= _checked_ids(found if isinstance(found, list) else [found], config, folder / name)
+    chat = chat_template_from_folder(folder, tokenizer_config)
+    return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops))
+
+
+def _load_gguf(path: Path) -> Model:
+    config, weights, metadata = open_gguf(path)
+    check_weights(config, weights)
+    tokenizer = Tokenizer.from_gguf(metadata)
+    _check_vocabulary(tokenizer, config, path)
+    named = [metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")]
+    known = [tokenizer.token_id(text) for text in _ENDS]
+    controls = [token for token in known if token is not None and tokenizer.is_special(token)]
+    stops = _checked_ids([*named, *controls], config, path)
+    source = metadata.get("tokenizer.chat_template")
+    chat = ChatTemplate(source, tokenizer.special_tokens) if isinstance(source, str) else None
+    return Model(path.stem, path, config, weights, tokenizer, chat, frozenset(stops))
+
+
+def _read_if_there(path: Path) -> dict[str, object]:
+    return read_json_object(path) if is_there(path) else {}
+
+
+def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None:
+    if tokenizer.vocab_size > config.vocab:
+        raise ModelFileError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, but the model only {config.vocab}.",
+            "They do not belong together; fetch both from the same source.",
+        )
+
+
+def _checked_ids(values: Iterable[object], config: ModelConfig, path: Path) -> set[int]:
+    """The token ids among the values; None stands for none."""
+    ids: set[int] = set()
+    for value in values:
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < config.vocab:
+            raise ModelFileError(
+                f"{path}: the end token {value!r} is no token of the model.", "The file is damaged; fetch it again."
+            )
+        ids.add(value)
+    return ids

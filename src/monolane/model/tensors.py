@@ -1,0 +1,189 @@
+"""Tensors as they lie in files, read in blocks of rows and handed on as bf16 or fp32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.errors import ModelFileError, UnsupportedModelError
+from monolane.model.data_file import DataFile
+from monolane.model.weights import Bf16Bits, from_bf16, to_bf16
+
+RawBytes = NDArray[np.uint8]
+
+# Elements converted at a time: the temporaries stay in a core's L2 cache, and are small enough for the allocator to
+# reuse them instead of mapping memory anew, which would make threads wait for each other. Much smaller blocks would
+# make threads wait for the interpreter's lock instead.
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Format:
+    """How numbers are stored: ``block`` elements in ``block_bytes`` bytes. ``widen`` turns raw bytes into fp32;
+    None for a format whose size is known, but which is not read."""
+
+    name: str
+    block: int
+    block_bytes: int
+    widen: Callable[[RawBytes], NDArray[np.float32]] | None
+
+    def size(self, elements: int) -> int:
+        """Bytes of so many elements, a multiple of ``block``."""
+        return elements // self.block * self.block_bytes
+
+
+def _bf16(raw: RawBytes) -> NDArray[np.float32]:
+    return from_bf16(raw.view(np.uint16))
+
+
+BF16 = Format("BF16", 1, 2, _bf16)
+F16 = Format("F16", 1, 2, lambda raw: raw.view(np.float16).astype(np.float32))
+F32 = Format("F32", 1, 4, lambda raw: raw.view(np.float32))
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor inside a file. The last dimension of ``shape`` is contiguous and a multiple of the format's block."""
+
+    file: DataFile
+    offset: int
+    shape: tuple[int, ...]
+    format: Format
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self.format.size(math.prod(self.shape))
+
+    def read_vector(self) -> NDArray[np.float32]:
+        """The whole tensor in fp32, flat."""
+        raw = np.empty(self.size, np.uint8)
+        self.file.read_into(self.offset, raw)
+        return self._widen(raw)
+
+    def read_rows(self, first: int, stride: int, target: Bf16Bits) -> None:
+        """Fill ``target`` with the rows first, first + stride, first + 2 * stride, ..."""
+        count, columns = target.shape
+        row_bytes = self.format.size(columns)
+        if stride == 1 and self.format is BF16:
+            self.file.read_into(self.offset + first * row_bytes, target.view(np.uint8))
+            return
+        step = max(1, _BLOCK // columns)
+        for start in range(0, count, step):
+            rows = min(step, count - start)
+            raw = np.empty(((rows - 1) * stride + 1, row_bytes), np.uint8)
+            self.file.read_into(self.offset + (first + start * stride) * row_bytes, raw)
+            picked = np.ascontiguousarray(raw[::stride]).reshape(-1)
+            bits = picked.view(np.uint16) if self.format is BF16 else to_bf16(self._widen(picked))
+            target[start : start + rows] = bits.reshape(rows, columns)
+
+    def _widen(self, raw: RawBytes) -> NDArray[np.float32]:
+        assert self.format.widen is not None, "StoredWeights refuses formats that cannot be read"
+        with np.errstate(invalid="ignore", over="ignore"):  # a broken scale gives inf or nan, not a warning
+            return self.format.widen(raw)
+
+
+class StoredWeights:
+    """The ``Weights`` of a model whose tensors lie in files under names of their own.
+
+    ``interleaved_head`` is the head size of a file that keeps the rows of q and k interleaved, as rotary embedding
+    over neighbouring pairs wants them; they are handed on in the order of the two halves. None: they are in order.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, StoredTensor],
+        file_name: Callable[[str], str],
+        identity: str,
+        interleaved_head: int | None = None,
+    ) -> None:
+        self._tensors = tensors
+        self._file_name = file_name
+        self._identity = identity
+        self._interleaved_head = interleaved_head
+        self._widened = any(len(tensor.shape) == 2 and tensor.format is not BF16 for tensor in tensors.values())
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    @property
+    def widened(self) -> bool:
+        return self._widened
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        tensor = self._tensor(name)
+        if len(tensor.shape) != 2 or not 0 <= start <= stop <= tensor.shape[0]:
+            raise IndexError(f"rows {start} to {stop} of tensor {name!r} with shape {list(tensor.shape)}")
+        result = np.empty((stop - start, tensor.shape[1]), np.uint16)
+        head = self._interleaved_head if name.endswith((".q", ".k")) else None
+        for at, first, count, stride in _runs(start, stop, head):
+            tensor.read_rows(first, stride, result[at : at + count])
+        return result
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        tensor = self._tensor(name)
+        if len(tensor.shape) != 1:
+            raise IndexError(f"tensor {name!r} with shape {list(tensor.shape)} is no vector")
+        values = tensor.read_vector()
+        if self._interleaved_head and name.endswith((".q.bias", ".k.bias")):
+            return np.ascontiguousarray(values.reshape(-1, self._interleaved_head // 2, 2).swapaxes(1, 2)).reshape(-1)
+        return values
+
+    def _tensor(self, name: str) -> StoredTensor:
+        stored = self._file_name(name)
+        tensor = self._tensors.get(stored)
+        if tensor is None:
+            raise ModelFileError(
+                f"The tensor {stored!r} is missing from the model's files.",
+                "The files are incomplete or belong to another kind of model; fetch them again.",
+            )
+        if tensor.format.widen is None:
+            raise UnsupportedModelError(
+                f"The tensor {stored!r} is stored as {tensor.format.name}, which is not supported.",
+                "Use a BF16, F16 or F32 model, or a GGUF file in one of the formats Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, "
+                "Q4_K, Q5_K or Q6_K.",
+            )
+        return tensor
+
+
+def check_layout(tensors: Mapping[str, StoredTensor], file: DataFile, data_start: int) -> None:
+    """Refuse tensors of one file that reach outside it, or into each other."""
+    spans = sorted((tensor.offset, tensor.offset + tensor.size, name) for name, tensor in tensors.items())
+    for start, stop, name in spans:
+        if start < data_start or stop > file.size:
+            raise ModelFileError(
+                f"{file.path}: the tensor {name!r} reaches beyond the end of the file.",
+                "It was not fetched completely; fetch it again.",
+            )
+    for (_, stop, name), (start, _, following) in pairwise(_not_empty(spans)):
+        if start < stop:
+            raise ModelFileError(
+                f"{file.path}: the tensors {name!r} and {following!r} overlap.", "The file is damaged; fetch it again."
+            )
+
+
+def _not_empty(spans: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int, str]]:
+    return (span for span in spans if span[0] < span[1])
+
+
+def _runs(start: int, stop: int, interleaved_head: int | None) -> Iterator[tuple[int, int, int, int]]:
+    """Where rows [start, stop) lie in the file: (first row of the result, first row in the file, count, stride)."""
+    if interleaved_head is None:
+        yield 0, start, stop - start, 1
+        return
+    half = interleaved_head // 2
+    row = start
+    while row < stop:
+        count = min(half - row % half, stop - row)
+        which, within = divmod(row % interleaved_head, half)
+        yield row - start, row - row % interleaved_head + 2 * within + which, count, 2
+        row += count

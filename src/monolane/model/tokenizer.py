@@ -1,0 +1,185 @@
+"""Text to token ids and back, one whole prompt or one token at a time.
+
+The work of encoding is done by the ``tokenizers`` library, for a Hugging Face folder's tokenizer.json and for the
+vocabulary inside a GGUF file alike. Decoding is ours: every id stands for fixed bytes, so a text can be put together
+token by token without ever looking back.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from monolane.errors import ModelFileError, UsageError
+from monolane.model.spelling import Spelling
+
+_REFETCH = "Fetch the model again, or take tokenizer.json from the model's own repository."
+
+
+class Tokenizer:
+    """One model's vocabulary. Safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        add_bos: bool | None = None,
+        add_eos: bool | None = None,
+    ) -> None:
+        """``special_tokens`` maps roles ("bos_token", "eos_token", …) to token strings. ``add_bos`` and ``add_eos``
+        say what ``encode`` puts around a text; None leaves that to the backend's own post-processor."""
+        self._backend = backend
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._spelling = Spelling.of_decoder(backend.decoder)
+        self._added: dict[int, tokenizers.AddedToken] = backend.get_added_tokens_decoder()
+        self.special_tokens = dict(special_tokens)
+        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if add_bos is not None or add_eos is not None:
+            self._surround(add_bos, add_eos)
+
+    @classmethod
+    def from_file(cls, path: Path, tokenizer_config: Mapping[str, object]) -> Tokenizer:
+        """Read a tokenizer.json; ``tokenizer_config`` is the content of the tokenizer_config.json beside it."""
+        if not path.is_file():
+            raise ModelFileError(
+                f"{path} is missing: the model has no tokenizer.",
+                "Fetch tokenizer.json from the model's own repository; a tokenizer.model alone is not enough.",
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelFileError(f"{path} is not a readable tokenizer: {error}", _REFETCH) from error
+        return cls(
+            backend, special_tokens_of(tokenizer_config), _flag(tokenizer_config, "bos"), _flag(tokenizer_config, "eos")
+        )
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
+        """Rebuild the tokenizer described by a GGUF file's ``tokenizer.ggml.*`` metadata."""
+        from monolane.model.gguf_tokenizer import build_from_gguf
+
+        return cls(*build_from_gguf(metadata))
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of ``text``.
+
+        ``special`` adds the tokens with which the model expects a text to begin and end, such as BOS; turn it off for
+        a prompt rendered by a chat template, which brings its own. Either way the string of a special token inside
+        the text ("<|im_end|>") becomes that token: who builds prompts from strangers' words must take such strings out.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"The text is not valid Unicode: a lone surrogate (U+{ord(text[error.start]):04X}) at character "
+                f"{error.start}.",
+                "Send well-formed text; half of a surrogate pair usually comes from cutting an emoji in two.",
+            ) from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of ``ids``. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary have no text."""
+        stream = TokenStream(self, skip_special=skip_special)
+        return stream.push(ids) + stream.flush()
+
+    def stream(self) -> TokenStream:
+        """A detokenizer for one answer; what it returns adds up to ``decode`` of all its ids."""
+        return TokenStream(self, skip_special=True)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token spelled exactly so in the vocabulary."""
+        found: int | None = self._backend.token_to_id(text)
+        return found
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether this is a control token (BOS, end of turn, …), which is no part of the visible text."""
+        added = self._added.get(token_id)
+        return added is not None and bool(added.special)
+
+    def token_text(self, token_id: int) -> str:
+        """What one token stands for, taken alone; special tokens by their name."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token contributes to a text: part of a character, a word, or nothing."""
+        if (added := self._added.get(token_id)) is not None:
+            return str(added.content).encode("utf-8")
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        token: str | None = self._backend.id_to_token(token_id)
+        return b"" if token is None else self._spelling.bytes_of(token)
+
+    @property
+    def leading_spaces_dropped(self) -> int:
+        """How many spaces at the very start of a text are the encoder's and not the author's."""
+        return self._spelling.leading_spaces
+
+    def _surround(self, add_bos: bool | None, add_eos: bool | None) -> None:
+        """Make ``encode`` add exactly these tokens; where one flag is None, what the backend does today stays."""
+        today = self._backend.encode("").ids
+        parts, special_tokens = [], []
+        for name, wanted in (("bos", add_bos), ("eos", add_eos)):
+            token = self.special_tokens.get(f"{name}_token")
+            token_id = None if token is None else self.token_id(token)
+            if wanted and token is not None and token_id is None:
+                raise ModelFileError(
+                    f"The tokenizer has no token {token!r}, which is to be its {name}_token.", _REFETCH
+                )
+            if token_id is None:
+                continue
+            added_today = token_id in today
+            if added_today:
+                today.remove(token_id)  # BOS and EOS may be the same token
+            if added_today if wanted is None else wanted:
+                parts.append(name)
+                special_tokens.append({"id": name, "ids": [token_id], "tokens": [token]})
+        parts.insert(1 if "bos" in parts else 0, "$A")
+        self._backend.post_processor = TemplateProcessing(single=parts, pair=None, special_tokens=special_tokens)
+
+
+class TokenStream:
+    """Detokenizes one answer as its tokens arrive, in constant time per token."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._spaces_to_drop = tokenizer.leading_spaces_dropped
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that ``ids`` complete. A character whose last bytes are still to come is held back."""
+        tokenizer = self._tokenizer
+        kept = [i for i in ids if not (self._skip_special and tokenizer.is_special(i))]
+        data = b"".join([tokenizer.token_bytes(i) for i in kept])
+        while self._spaces_to_drop and data:
+            if data.startswith(b" "):
+                data = data[1:]
+                self._spaces_to_drop -= 1
+            else:
+                self._spaces_to_drop = 0
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """What is left when no more tokens come: U+FFFD for an unfinished character, usually nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def special_tokens_of(tokenizer_config: Mapping[str, object]) -> dict[str, str]:
+    """The special tokens a tokenizer_config.json names ("bos_token": "<s>", or the same wrapped in an object)."""
+    found: dict[str, str] = {}
+    for key, value in tokenizer_config.items():
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if key.endswith("_token") and isinstance(text, str):
+            found[key] = text
+    return found
+
+
+def _flag(tokenizer_config: Mapping[str, object], name: str) -> bool | None:
+    value = tokenizer_config.get(f"add_{name}_token")
+    return value if isinstance(value, bool) else None

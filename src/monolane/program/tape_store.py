@@ -1,0 +1,107 @@
+"""Tapes kept between starts, where making them costs a conversion: tiles in program order, whatever the number of workers.
+
+A worker's share of a matrix is a run of consecutive tiles, so a tape for any plan is read back with one read per
+segment. The file appears only when it is whole and on the disk. It can always be made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from monolane.errors import MonolaneError
+from monolane.model.cache import atomic_write, cache_folder
+from monolane.model.progress import Progress, bar
+from monolane.model.weights import Weights
+from monolane.program.plan import Plan
+from monolane.program.tape import PACK_BYTES, Allocate, Bytes, Tape, allocate_tape, pack_tape
+
+SPARE_BYTES = 4 << 30  # disk that stays free: keeping a tape is a convenience
+
+
+def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progress) -> Tape:
+    """The tape of a plan: read back where it was kept, packed from the weights where not."""
+    tape = allocate_tape(plan, weights, allocate)
+    pieces = list(_pieces(tape))
+    size = sum(piece.nbytes for _, piece in pieces)
+    path = _path(plan, weights)
+    with bar(progress, size, "loading"):
+        if weights.widened and path.exists() and path.stat().st_size == size and _read(path, pieces, progress):
+            return tape
+        pack_tape(tape, weights, progress.advance)
+    if weights.widened and _has_room(size):
+        # Not a daemon: a program that ends right away still leaves a whole file. It holds the tape, which lives on anyway.
+        threading.Thread(target=_keep, args=(path, pieces), name="keep tape").start()
+    return tape
+
+
+def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
+    """(offset in the file, bytes of the tape), in pieces of bounded size."""
+    plan, base = tape.plan, 0
+    for index, stage in enumerate(plan.program.projections):
+        tile_bytes = plan.layout.tile_bytes(stage.matrix)
+        for worker in range(plan.workers):
+            place = base + plan.segments[worker][index].first_tile * tile_bytes
+            yield from _cut(place, tape.segment(worker, index))
+        base += plan.layout.tiles(stage.matrix) * tile_bytes
+    if tape.table is not None:
+        yield from _cut(base, tape.table.reshape(-1).view("u1"))
+
+
+def _cut(place: int, part: Bytes) -> Iterator[tuple[int, Bytes]]:
+    step = 16 * PACK_BYTES
+    for start in range(0, part.nbytes, step):
+        yield place + start, part[start : start + step]
+
+
+def _read(path: Path, pieces: list[tuple[int, Bytes]], progress: Progress) -> bool:
+    """Fill the tape from its file; False where the file cannot be read to its end."""
+
+    def read(place: int, piece: Bytes) -> int:
+        done = 0
+        while done < piece.nbytes:
+            count = os.preadv(file.fileno(), [piece[done:].data], place + done)
+            if count == 0:
+                raise EOFError(path)
+            done += count
+        return done
+
+    try:
+        with path.open("rb") as file, ThreadPoolExecutor(os.cpu_count() or 1, "read tape") as pool:
+            for done in pool.map(lambda piece: read(*piece), pieces):
+                progress.advance(done)
+    except (OSError, EOFError):
+        return False
+    return True
+
+
+def _keep(path: Path, pieces: list[tuple[int, Bytes]]) -> None:
+    """Write the file. Where that fails, the next start packs again: nothing is lost and nobody is told."""
+    try:
+        for old in path.parent.glob(f"{path.name.split('.')[0]}.*"):
+            if old != path:
+                old.unlink()  # of the same model, of an earlier layout or of changed files
+        with atomic_write(path) as file:
+            for _, piece in sorted(pieces, key=lambda item: item[0]):
+                file.write(piece.data)
+    except (OSError, MonolaneError):
+        pass
+
+
+def _has_room(size: int) -> bool:
+    folder = cache_folder("tapes")
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(existing).free > size + SPARE_BYTES
+
+
+def _path(plan: Plan, weights: Weights) -> Path:
+    """One file per model (its identity) and layout."""
+    program = plan.program
+    shape = repr((plan.layout, [stage.matrix for stage in program.projections], program.table))
+    source = hashlib.sha256(weights.identity.encode()).hexdigest()[:24]
+    return cache_folder("tapes") / f"{source}.{hashlib.sha256(shape.encode()).hexdigest()[:16]}.tiles"

@@ -1,0 +1,103 @@
+"""From generated source to a loaded library: the compiler that is there, a cache keyed by everything that went in."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from monolane.errors import TargetError
+from monolane.model.cache import cache_folder, disk_errors, make_folder
+from monolane.target.cpu.machine import VectorLevel
+
+HEADERS = Path(__file__).parent / "csrc"
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-ffp-contract=fast",  # multiply and add in one rounding
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",  # vectors wider than the machine's registers are passed in memory, within one library
+)
+COMPILE_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler as it is called, and what it says of itself."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+def find_compiler() -> Compiler | None:
+    """``$CXX``, then the usual names, then the one in the ``ziglang`` package; None where there is none."""
+    chosen = os.environ.get("CXX", "").strip()
+    if chosen:
+        compiler = _try(tuple(shlex.split(chosen)))
+        if compiler is None:
+            raise TargetError(
+                f"The compiler named by CXX, {chosen!r}, does not run.", "Unset CXX, or set it to a C++ compiler."
+            )
+        return compiler
+    candidates = [(name,) for name in ("c++", "g++", "clang++") if shutil.which(name)]
+    if importlib.util.find_spec("ziglang"):
+        candidates.append((sys.executable, "-m", "ziglang", "c++"))  # type: ignore[arg-type]
+    return next((found for found in map(_try, candidates) if found), None)
+
+
+def _try(command: tuple[str, ...]) -> Compiler | None:
+    try:
+        shown = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return Compiler(command, shown.stdout) if shown.returncode == 0 else None
+
+
+def build(source: str, compiler: Compiler, level: VectorLevel, extra_flags: tuple[str, ...] = ()) -> Path:
+    """The path of the compiled library; compiled only where the same has not been compiled before."""
+    flags = (*FLAGS, *level.flags, *extra_flags)
+    folder = make_folder(cache_folder("kernels"))
+    suffix = "dylib" if platform.system() == "Darwin" else "so"
+    library = folder / f"cpu-{_key(source, compiler, flags)}.{suffix}"
+    if library.exists():
+        return library
+    with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as work:
+        main, built = Path(work) / "kernel.cpp", Path(work) / library.name
+        main.write_text(source)
+        _compile([*compiler.command, *flags, f"-I{HEADERS}", str(main), "-o", str(built)])
+        built.replace(library)  # whole, or not at all; whoever comes second replaces it by the same
+    return library
+
+
+def _key(source: str, compiler: Compiler, flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for part in (source, compiler.version, *compiler.command, *flags):
+        digest.update(part.encode() + b"\0")
+    for header in sorted(HEADERS.iterdir()):
+        digest.update(header.name.encode() + b"\0" + header.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise TargetError(f"The compiler did not finish within {COMPILE_SECONDS} s: {shlex.join(command)}") from error
+    if done.returncode:
+        raise TargetError(
+            f"The kernel did not compile:\n{shlex.join(command)}\n{done.stderr[-3000:]}",
+            "Set CXX to another C++20 compiler (g++ 11 or clang++ 14 and later are known to work), "
+            "or install the one in a wheel: pip install ziglang.",
+        )

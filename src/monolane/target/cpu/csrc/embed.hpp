@@ -1,0 +1,39 @@
+// The beginning of a pass: each position's embedding, and the angles its queries and keys are rotated by.
+#pragma once
+#include <cmath>
+
+#include "state.hpp"
+
+namespace monolane {
+
+inline void embed_row(Shared& shared, int32_t token, float* out) {
+  if (shared.setup.table) {
+    const uint16_t* row = shared.setup.table + static_cast<int64_t>(token) * kHidden;
+    for (int k = 0; k < kHidden; k++) out[k] = widen(row[k]);
+    return;
+  }
+  // Tied: the row lies where the head's matrix lies, on the tape of its owner.
+  const int64_t tile = token / kTileRows;
+  const uint8_t* bytes = nullptr;
+  for (int w = 0; w < shared.setup.workers; w++) {
+    const Segment& s = shared.segment(w, kProjections - 1);
+    if (tile >= s.first_tile && tile < s.first_tile + s.tiles)
+      bytes = shared.setup.tapes[w] + s.offset + (tile - s.first_tile) * kTileRows * round_up(kHidden, kBlock) * int64_t(2);
+  }
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(bytes) + token % kTileRows * kBlock;
+  for (int k = 0; k < kHidden; k++) out[k] = widen(weights[k / kBlock * (kTileRows * kBlock) + k % kBlock]);
+}
+
+inline void embed(Worker& worker, const Stage& stage, const Pass& pass) {
+  Shared& shared = worker.shared;
+  for (int p = worker.id; p < pass.width; p += shared.setup.workers) {
+    embed_row(shared, pass.tokens[p], shared.row(stage.writes, p));
+    for (int i = 0; i < kHeadDim / 2; i++) {
+      const double angle = static_cast<double>(pass.start + p) * kFrequencies[i];
+      shared.cosines[p * (kHeadDim / 2) + i] = static_cast<float>(std::cos(angle));
+      shared.sines[p * (kHeadDim / 2) + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+}
+
+}  // namespace monolane

@@ -1,0 +1,227 @@
+// The whole life of a request on the workers: prefill in passes of up to 16 positions, then a token a pass, sampled and
+// checked for the end right here. The host only reads the tokens, and may raise a flag that is looked at every pass.
+#pragma once
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
+#include "attend.hpp"
+#include "embed.hpp"
+#include "project.hpp"
+#include "sample.hpp"
+
+namespace monolane {
+
+class Engine {
+ public:
+  explicit Engine(const Setup& setup) : shared_(setup), entries_(setup.context) {
+    for (int w = 0; w < setup.workers; w++) threads_.emplace_back([this, w] { serve(w); });
+  }
+
+  ~Engine() {
+    abort();
+    {
+      std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    wake_workers_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+
+  bool start(const Request& request) {
+    std::lock_guard lock(mutex_);
+    if (working_ != 0 || status_ == kStuck) return false;
+    request_ = request;
+    sampler_.begin(request);
+    made_ = 0;
+    abort_ = false;
+    leave_at_ = kNever;
+    status_ = kRunning;
+    working_ = shared_.setup.workers;
+    start_ns_ = now_ns();
+    round_++;
+    wake_workers_.notify_all();
+    return true;
+  }
+
+  void abort() { abort_ = true; }
+
+  // Waits until there are more than `seen` tokens, or the request has ended, or the time is up; returns their number.
+  int64_t wait(int64_t seen, int timeout_ms) {
+    std::unique_lock lock(mutex_);
+    wake_host_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return made_ > seen || ended(); });
+    return made_;
+  }
+
+  // The status once every worker has left the request; kRunning before.
+  int32_t status() {
+    std::lock_guard lock(mutex_);
+    return ended() ? status_ : static_cast<int32_t>(kRunning);
+  }
+
+  const Entry* entries() const { return entries_.data(); }
+  int64_t start_ns() const { return start_ns_; }
+  Stall stall() const { return shared_.handoff.stall(); }
+
+ private:
+  static constexpr uint64_t kNever = UINT64_MAX;
+
+  bool ended() const { return status_ == kStuck || (status_ != kRunning && working_ == 0); }
+
+  // Whether this worker's latest hand-off was the request's last. Told by its number, because a fast worker may already
+  // have ended the request at the next hand-off while a slow one still looks at this one.
+  bool left(const Worker& worker) const { return leave_at_ <= shared_.handoff.step(worker.id); }
+
+  void serve(int index) {
+    pin(index);
+    Worker worker(index, shared_);
+    for (int64_t round = 1;; round++) {
+      {
+        std::unique_lock lock(mutex_);
+        wake_workers_.wait(lock, [&] { return closing_ || round_ >= round; });
+        if (closing_) return;
+      }
+      const bool together = work(worker);
+      std::lock_guard lock(mutex_);
+      if (!together) status_ = kStuck;
+      working_--;
+      wake_host_.notify_all();
+      if (!together) return;  // the hand-offs are out of step for good
+    }
+  }
+
+  void pin(int index) {
+#if defined(__linux__)
+    if (!shared_.setup.processors) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(shared_.setup.processors[index], &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // a refusal costs speed, not correctness
+#endif
+  }
+
+  // One request, as each worker sees it. False when the workers lost each other.
+  bool work(Worker& worker) {
+    int64_t position = request_.cached;
+    while (position < request_.token_count) {
+      Pass pass;
+      pass.start = position;
+      pass.width = static_cast<int>(std::min<int64_t>(kWidth, request_.token_count - position));
+      std::copy_n(request_.tokens + position, pass.width, pass.tokens);
+      const bool last = position + pass.width == request_.token_count;
+      pass.logits_from = request_.scores ? 0 : pass.width - (last ? 1 : 0);
+      if (!run(worker, pass)) return false;
+      if (left(worker)) return true;
+      position += pass.width;
+    }
+    if (request_.scores) {
+      if (worker.id == 0) finish(kLengthReached);
+      return true;
+    }
+    for (;; position++) {
+      Pass pass{position, 1, 0, {entries_[made_.load() - 1].token}};
+      if (!run(worker, pass)) return false;
+      if (left(worker)) return true;
+    }
+  }
+
+  bool run(Worker& worker, const Pass& pass) {
+    for (int s = 0; s < kStages_; s++) {
+      const Stage& stage = kStages[s];
+      if (pass.logits_from == pass.width && s >= kStages_ - 2) break;  // nobody asks for these logits
+      if (worker.id == kStallWorker && s == kStallStage) std::this_thread::sleep_for(std::chrono::seconds(kStallSeconds));
+      switch (stage.kind) {
+        case Kind::kEmbed:
+          // One worker looks at the host's flag, and all learn of it at the hand-off.
+          if (worker.id == 0 && abort_) finish(kAborted);
+          embed(worker, stage, pass);
+          break;
+        case Kind::kProject:
+          project(worker, stage, pass);
+          break;
+        case Kind::kAttend:
+          attend(worker, stage, pass);
+          break;
+        case Kind::kSample:
+          if (worker.id == 0) sample(stage, pass);
+          break;
+      }
+      if (!shared_.handoff.pass(worker.id, s)) return false;
+      if (left(worker)) return true;
+    }
+    return true;
+  }
+
+  void sample(const Stage& stage, const Pass& pass) {
+    if (request_.scores) {
+      for (int p = 0; p < pass.width; p++)
+        std::copy_n(shared_.row(stage.reads, p), kVocab, request_.scores + (pass.start - request_.cached + p) * kVocab);
+      return;
+    }
+    const int64_t made = made_;
+    Entry& entry = entries_[made];
+    if (!sampler_.choose(shared_.row(stage.reads, 0), pass.start + pass.width, entry)) return finish(kNotANumber);
+    entry.time_ns = now_ns();
+    const bool stop = std::find(request_.stop_tokens, request_.stop_tokens + request_.stop_count, entry.token) !=
+                      request_.stop_tokens + request_.stop_count;
+    if (stop || made + 1 == request_.max_tokens) finish(stop ? kStopped : kLengthReached);
+    std::lock_guard lock(mutex_);
+    made_ = made + 1;
+    wake_host_.notify_all();
+  }
+
+  // Called by worker 0: all leave at the hand-off that follows.
+  void finish(Status status) {
+    std::lock_guard lock(mutex_);
+    status_ = status;
+    leave_at_ = shared_.handoff.step(0) + 1;
+  }
+
+  Shared shared_;
+  Sampler sampler_;
+  Request request_{};
+  std::vector<Entry> entries_;
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_workers_, wake_host_;
+  std::atomic<int64_t> made_{0};
+  std::atomic<bool> abort_{false};
+  std::atomic<uint64_t> leave_at_{kNever};
+  int32_t status_ = kStopped;
+  int working_ = 0;
+  int64_t round_ = 0, start_ns_ = 0;
+  bool closing_ = false;
+};
+
+}  // namespace monolane
+
+extern "C" {
+using monolane::Engine;
+void* monolane_open(const monolane::Setup* setup) {
+  try {
+    return new Engine(*setup);
+  } catch (...) {  // no memory for buffers or no more threads
+    return nullptr;
+  }
+}
+// False when a worker is stuck: the engine is left as it is, and its memory must be too.
+int monolane_close(void* engine) {
+  if (static_cast<Engine*>(engine)->status() == monolane::kStuck) return 0;
+  delete static_cast<Engine*>(engine);
+  return 1;
+}
+int monolane_start(void* engine, const monolane::Request* request) { return static_cast<Engine*>(engine)->start(*request); }
+void monolane_abort(void* engine) { static_cast<Engine*>(engine)->abort(); }
+int64_t monolane_wait(void* engine, int64_t seen, int timeout_ms) { return static_cast<Engine*>(engine)->wait(seen, timeout_ms); }
+int32_t monolane_status(void* engine) { return static_cast<Engine*>(engine)->status(); }
+const void* monolane_entries(void* engine) { return static_cast<Engine*>(engine)->entries(); }
+int64_t monolane_start_ns(void* engine) { return static_cast<Engine*>(engine)->start_ns(); }
+void monolane_stall(void* engine, int32_t* out) {
+  const monolane::Stall stall = static_cast<Engine*>(engine)->stall();
+  out[0] = stall.worker, out[1] = stall.missing, out[2] = stall.stage;
+}
+}

@@ -1,0 +1,73 @@
+// The input of a projection, prepared by every worker for itself: norm, merge of attention's splits, or as it is; and
+// laid out for the dot products: of every 32 elements the even ones, then the odd ones.
+#pragma once
+#include <cmath>
+
+#include "state.hpp"
+
+namespace monolane {
+
+inline void lay_out(const float* in, int cols, float* out) {
+  for (int k = 0; k < round_up(cols, kBlock); k += kBlock)
+    for (int i = 0; i < kBlock / 2; i++) {
+      out[k + i] = in[k + 2 * i];
+      out[k + kBlock / 2 + i] = in[k + 2 * i + 1];
+    }
+}
+
+// `in` and `weight` are zero behind their `size` elements up to whole lanes.
+inline float inverse_rms(const float* in, int size, float eps) {
+  F16 squares = splat(0.0f);
+  for (int k = 0; k < round_up(size, kLanes); k += kLanes) squares += load(in + k) * load(in + k);
+  return 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps);
+}
+
+inline void prepare_norm(const float* in, const float* weight, int cols, float eps, float* out) {
+  const float scale = inverse_rms(in, cols, eps);
+  for (int k = 0; k < round_up(cols, kBlock); k += kBlock)
+    for (int i = 0; i < kBlock / 2; i++) {
+      const int even = k + 2 * i, odd = even + 1;
+      out[k + i] = even < cols ? in[even] * scale * weight[even] : 0.0f;
+      out[k + kBlock / 2 + i] = odd < cols ? in[odd] * scale * weight[odd] : 0.0f;
+    }
+}
+
+inline void prepare_merge(Shared& shared, const Stage& stage, int row, int64_t position, float* out) {
+  alignas(64) float merged[round_up(kHeads * kHeadDim, kBlock) + kHeadStride] = {};
+  const int64_t first = first_seen(position, stage.window) / kSplit, last = position / kSplit;
+  for (int head = 0; head < kHeads; head++) {
+    float top = shared.partial(stage.reads, row, first, head)[kHeadStride];
+    for (int64_t s = first + 1; s <= last; s++) top = std::fmax(top, shared.partial(stage.reads, row, s, head)[kHeadStride]);
+    alignas(64) float value[kHeadStride] = {};
+    float total = 0.0f;
+    for (int64_t s = first; s <= last; s++) {
+      const float* part = shared.partial(stage.reads, row, s, head);
+      const float weight = exponential(part[kHeadStride] - top);
+      total += weight * part[kHeadStride + 1];
+      for (int d = 0; d < kHeadStride; d += kLanes) store(value + d, load(value + d) + splat(weight) * load(part + d));
+    }
+    for (int d = 0; d < kHeadDim; d++) merged[head * kHeadDim + d] = value[d] / total;
+  }
+  lay_out(merged, kHeads * kHeadDim, out);
+}
+
+inline void prepare(Worker& worker, const Stage& stage, const Pass& pass, int first_row) {
+  Shared& shared = worker.shared;
+  const int stride = round_up(stage.cols, kBlock);
+  for (int p = first_row; p < pass.width; p++) {
+    float* out = worker.x.get() + (p - first_row) * stride;
+    switch (stage.input) {
+      case Input::kNorm:
+        prepare_norm(shared.row(stage.reads, p), shared.setup.constants + stage.norm, stage.cols, stage.eps, out);
+        break;
+      case Input::kMerge:
+        prepare_merge(shared, stage, p, pass.start + p, out);
+        break;
+      case Input::kPlain:
+        lay_out(shared.row(stage.reads, p), stage.cols, out);
+        break;
+    }
+  }
+}
+
+}  // namespace monolane

@@ -1,0 +1,34 @@
+// What the generated source fills in: the stages of one pass and the shapes they share.
+#pragma once
+#include <cstdint>
+
+namespace monolane {
+
+enum class Kind : int { kEmbed, kProject, kAttend, kSample };
+enum class Input : int { kPlain, kNorm, kMerge };
+enum class Output : int { kStore, kResidual, kGate, kLogits };
+
+constexpr int kNone = -1;
+
+struct Stage {
+  Kind kind;
+  int layer;
+  const char* name;
+  int reads, writes, residual;  // buffers
+  int projection;               // index of its segments on the tapes
+  int rows, cols;
+  Input input;
+  Output output;
+  int norm, bias, q_norm, k_norm;  // offsets into the constants, or kNone
+  float eps;
+  int window;  // positions seen, 0: all
+};
+
+// One worker's share of one matrix: consecutive tiles at a byte offset of its tape.
+struct Segment {
+  int64_t first_tile, tiles, offset;
+};
+
+constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
+}  // namespace monolane

@@ -1,0 +1,99 @@
+// Streaming a matrix: a worker reads its tiles from its tape in one straight run and multiplies each with the prepared
+// input of all positions. A row's sum has the same order whatever the number of positions, workers or registers.
+#pragma once
+#include "prepare.hpp"
+
+namespace monolane {
+
+#if defined(__AVX512F__)
+constexpr int kRowsOfOne = 8, kRowsOfMany = 4, kPositions = 4;  // accumulators that fit 32 registers of 16 lanes
+#elif defined(__aarch64__)
+constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // 32 registers of 4 lanes
+#else
+constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // 16 registers of 8 lanes
+#endif
+
+// Dot products of kRows rows of a tile with kCount positions.
+template <int kRows, int kCount>
+inline void dot(const uint16_t* tile, const float* x, int stride, float (*out)[kTileRows]) {
+  F16 sums[kRows][kCount];
+  for (int r = 0; r < kRows; r++)
+    for (int p = 0; p < kCount; p++) sums[r][p] = splat(0.0f);
+  for (int k = 0; k < stride; k += kBlock) {
+    const uint16_t* block = tile + k * kTileRows;
+    F16 even_x[kCount], odd_x[kCount];
+    for (int p = 0; p < kCount; p++) {
+      even_x[p] = load(x + p * stride + k);
+      odd_x[p] = load(x + p * stride + k + kLanes);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+      F16 even, odd;
+      load_pair(block + r * kBlock, even, odd);
+#pragma GCC unroll 4
+      for (int p = 0; p < kCount; p++) {
+        sums[r][p] += even * even_x[p];
+        sums[r][p] += odd * odd_x[p];
+      }
+    }
+  }
+  for (int r = 0; r < kRows; r++)
+    for (int p = 0; p < kCount; p++) out[p][r] = sum(sums[r][p]);
+}
+
+template <int kRows, int kCount>
+inline void dot_tile(const uint16_t* tile, const float* x, int stride, float (*out)[kTileRows]) {
+  for (int r = 0; r < kTileRows; r += kRows) dot<kRows, kCount>(tile + r * kBlock, x, stride, reinterpret_cast<float(*)[kTileRows]>(&out[0][r]));
+}
+
+// What becomes of the eight dot products of a tile at one position.
+inline void finish_tile(Shared& shared, const Stage& stage, int64_t first_row, int position, int logits_row, const float* sums) {
+  const float* bias = stage.bias == kNone ? nullptr : shared.setup.constants + stage.bias;
+  const int rows = static_cast<int>(std::min<int64_t>(kTileRows, stage.rows - first_row));
+  float y[kTileRows];
+  for (int r = 0; r < rows; r++) y[r] = bias ? sums[r] + bias[first_row + r] : sums[r];
+  switch (stage.output) {
+    case Output::kStore:
+      std::copy(y, y + rows, shared.row(stage.writes, position) + first_row);
+      break;
+    case Output::kLogits:
+      std::copy(y, y + rows, shared.row(stage.writes, logits_row) + first_row);
+      break;
+    case Output::kResidual: {
+      const float* residual = shared.row(stage.residual, position) + first_row;
+      float* out = shared.row(stage.writes, position) + first_row;
+      for (int r = 0; r < rows; r++) out[r] = residual[r] + y[r];
+      break;
+    }
+    case Output::kGate: {
+      F16 gate = splat(0.0f);
+      for (int r = 0; r < rows / 2; r++) gate[r] = y[2 * r];
+      const F16 silu = gate / (splat(1.0f) + exponential(-gate));
+      float* out = shared.row(stage.writes, position) + first_row / 2;
+      for (int r = 0; r < rows / 2; r++) out[r] = silu[r] * y[2 * r + 1];
+      break;
+    }
+  }
+}
+
+inline void project(Worker& worker, const Stage& stage, const Pass& pass) {
+  const int first = stage.output == Output::kLogits ? pass.logits_from : 0;
+  const int count = pass.width - first;
+  if (count == 0) return;
+  prepare(worker, stage, pass, first);
+  const int stride = round_up(stage.cols, kBlock);
+  const Segment& segment = worker.shared.segment(worker.id, stage.projection);
+  const uint16_t* tile = reinterpret_cast<const uint16_t*>(worker.shared.setup.tapes[worker.id] + segment.offset);
+  const float* x = worker.x.get();
+  for (int64_t t = 0; t < segment.tiles; t++, tile += kTileRows * stride) {
+    alignas(64) float sums[kWidth][kTileRows];
+    int p = 0;
+    if (count >= kPositions)
+      for (; p + kPositions <= count; p += kPositions) dot_tile<kRowsOfMany, kPositions>(tile, x + p * stride, stride, sums + p);
+    for (; p < count; p++) dot_tile<kRowsOfOne, 1>(tile, x + p * stride, stride, sums + p);
+    for (p = 0; p < count; p++)
+      finish_tile(worker.shared, stage, (segment.first_tile + t) * kTileRows, first + p, p, sums[p]);
+  }
+}
+
+}  // namespace monolane

@@ -1,0 +1,172 @@
+// Sampling in integers: the same arithmetic as program/sample.py, so the same token. What is summed is integers, and
+// what is compared is (distance, id), so nothing depends on the order of the work.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "state.hpp"
+
+namespace monolane {
+
+inline uint64_t weight_of(int64_t distance, uint64_t rate) {
+  const uint64_t exponent = static_cast<uint64_t>(std::min(distance, kDistanceLimit)) * rate;
+  const uint64_t whole = exponent >> 36, fraction = exponent & ((uint64_t(1) << 36) - 1);
+  if (whole > kWeightBits) return 0;
+  const uint64_t rest = ((fraction & ((uint64_t(1) << 28) - 1)) * kLn2Q32) >> 36;
+  const uint64_t series = (uint64_t(1) << 32) - rest + ((rest * rest) >> 33);
+  return ((kPowers[fraction >> 28] * (series >> 10)) >> 22) >> whole;
+}
+
+// Philox4x32-10: 64 random bits from a seed and a position.
+inline uint64_t random_bits(uint64_t seed, uint64_t position) {
+  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+  uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
+  for (int round = 0; round < 10; round++) {
+    const uint64_t first = uint64_t(0xD2511F53u) * c0, second = uint64_t(0xCD9E8D57u) * c2;
+    const uint32_t n0 = static_cast<uint32_t>(second >> 32) ^ c1 ^ key0, n2 = static_cast<uint32_t>(first >> 32) ^ c3 ^ key1;
+    c1 = static_cast<uint32_t>(second), c3 = static_cast<uint32_t>(first), c0 = n0, c2 = n2;
+    key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+  }
+  return c0 | (static_cast<uint64_t>(c1) << 32);
+}
+
+// Tokens in the order (distance rises, id rises), up to and including this one.
+struct Cutoff {
+  int64_t distance = INT64_MAX;
+  int32_t token = INT32_MAX;
+  bool keeps(int64_t d, int32_t t) const { return d < distance || (d == distance && t <= token); }
+};
+
+class Sampler {
+ public:
+  Sampler() : scores_(kVocab), weights_(kVocab), seen_(kVocab), counts_(kVocab) {}
+
+  void begin(const Request& request) {
+    request_ = request;
+    std::fill(seen_.begin(), seen_.end(), false);
+    std::fill(counts_.begin(), counts_.end(), 0);
+    history_.clear();
+    for (int64_t i = 0; i < request.token_count; i++) see(request.tokens[i]);
+  }
+
+  // False when the logits are not numbers.
+  bool choose(const float* logits, int64_t position, Entry& entry) {
+    const Sampling& how = request_.sampling;
+    if (!take_scores(logits)) return false;
+    if (request_.logprobs >= 0) raw_ = scores_;
+    penalise();
+    entry.token = how.greedy ? argmax() : draw(position);
+    entry.top_count = 0;
+    if (request_.logprobs >= 0) report(entry);
+    see(entry.token);
+    counts_[entry.token]++;
+    return true;
+  }
+
+ private:
+  static constexpr int kBuckets = 4096;
+  static constexpr int kBucketShift = kScoreBits - 6;  // a bucket is 1/64 of a logit wide, the last one takes the rest
+
+  void see(int32_t token) {
+    if (!seen_[token]) history_.push_back(token);
+    seen_[token] = true;
+  }
+
+  bool take_scores(const float* logits) {
+    int not_numbers = 0;
+    for (int i = 0; i < kVocab; i++) {
+      const float v = logits[i];
+      not_numbers += v != v;
+      const float limited = v < -kScoreLimit ? -kScoreLimit : v > kScoreLimit ? kScoreLimit : v;
+      scores_[i] = static_cast<int32_t>(std::nearbyint(limited * static_cast<float>(1 << kScoreBits)));
+    }
+    return not_numbers == 0;
+  }
+
+  void penalise() {
+    const Sampling& how = request_.sampling;
+    for (const int32_t token : history_) {
+      int64_t& score = scores_[token];
+      score = (score * (score > 0 ? how.repeat_down : how.repeat_up)) >> kFactorBits;
+      score -= (counts_[token] ? how.presence : 0) + counts_[token] * how.frequency;
+    }
+    for (int64_t i = 0; i < how.bias_count; i++) scores_[how.bias[i].token] += how.bias[i].value;
+  }
+
+  int32_t argmax() const {
+    return static_cast<int32_t>(std::max_element(scores_.begin(), scores_.end()) - scores_.begin());
+  }
+
+  int32_t draw(int64_t position) {
+    const Sampling& how = request_.sampling;
+    const int64_t top = scores_[argmax()];
+    uint64_t total = 0;
+    for (int i = 0; i < kVocab; i++) {
+      weights_[i] = weight_of(top - scores_[i], how.rate);
+      total += weights_[i];
+    }
+    Cutoff cutoff;
+    if (how.top_k && how.top_k < kVocab) {
+      cutoff = cut(top, cutoff, static_cast<uint64_t>(how.top_k), [](int) { return uint64_t(1); });
+      total = 0;
+      for (int i = 0; i < kVocab; i++) total += cutoff.keeps(top - scores_[i], i) ? weights_[i] : 0;
+    }
+    const uint64_t needed = static_cast<uint64_t>((static_cast<unsigned __int128>(total) * how.top_p) >> kShareBits);
+    if (needed < total) cutoff = cut(top, cutoff, needed, [this](int i) { return weights_[i]; });
+    const auto kept = [&](int i) { return weights_[i] >= how.min_weight && cutoff.keeps(top - scores_[i], i); };
+    total = 0;
+    for (int i = 0; i < kVocab; i++) total += kept(i) ? weights_[i] : 0;
+    const uint64_t target = static_cast<uint64_t>(
+        (static_cast<unsigned __int128>(random_bits(how.seed, static_cast<uint64_t>(position))) * total) >> 64);
+    uint64_t running = 0;
+    for (int i = 0; i < kVocab; i++)
+      if (kept(i) && (running += weights_[i]) > target) return i;
+    return kVocab - 1;  // not reached: target < total
+  }
+
+  // The shortest run of tokens, in order of distance, whose mass reaches `needed`: buckets first, then inside one bucket.
+  template <class Mass>
+  Cutoff cut(int64_t top, const Cutoff& within, uint64_t needed, Mass mass) {
+    const auto bucket_of = [](int64_t distance) { return std::min<int64_t>(distance >> kBucketShift, kBuckets - 1); };
+    buckets_.assign(kBuckets, 0);
+    for (int i = 0; i < kVocab; i++)
+      if (within.keeps(top - scores_[i], i)) buckets_[bucket_of(top - scores_[i])] += mass(i);
+    uint64_t running = 0;
+    int64_t bucket = 0;
+    while (bucket < kBuckets - 1 && running + buckets_[bucket] < needed) running += buckets_[bucket++];
+    order_.clear();
+    for (int i = 0; i < kVocab; i++)
+      if (within.keeps(top - scores_[i], i) && bucket_of(top - scores_[i]) == bucket) order_.push_back(i);
+    std::sort(order_.begin(), order_.end(), [this](int a, int b) { return scores_[a] != scores_[b] ? scores_[a] > scores_[b] : a < b; });
+    for (const int32_t i : order_)
+      if ((running += mass(i)) >= needed) return {top - scores_[i], i};
+    return within;
+  }
+
+  void report(Entry& entry) {
+    const int64_t top = *std::max_element(raw_.begin(), raw_.end());
+    entry.distance = top - raw_[entry.token];
+    entry.total = 0;
+    for (int i = 0; i < kVocab; i++) entry.total += weight_of(top - raw_[i], kUnitRate);
+    order_.resize(kVocab);
+    for (int i = 0; i < kVocab; i++) order_[i] = i;
+    const int count = std::min(request_.logprobs, kVocab);
+    std::partial_sort(order_.begin(), order_.begin() + count, order_.end(), [this](int a, int b) { return raw_[a] != raw_[b] ? raw_[a] > raw_[b] : a < b; });
+    entry.top_count = count;
+    for (int i = 0; i < count; i++) {
+      entry.top_tokens[i] = order_[i];
+      entry.top_distances[i] = top - raw_[order_[i]];
+    }
+  }
+
+  Request request_{};
+  std::vector<int64_t> scores_, raw_;
+  std::vector<uint64_t> weights_, buckets_;
+  std::vector<int32_t> order_, history_;
+  std::vector<bool> seen_;
+  std::vector<int64_t> counts_;
+};
+
+}  // namespace monolane

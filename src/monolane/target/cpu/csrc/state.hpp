@@ -1,0 +1,79 @@
+// What all workers share, and what each has for itself.
+#pragma once
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "handoff.hpp"
+#include "vector.hpp"
+
+namespace monolane {
+
+// The generated constants (kHidden, kStages, ...) are declared before this header is read.
+constexpr int kWidth = 16;
+constexpr int kHeadStride = round_up(kHeadDim, kLanes);
+constexpr int kGroup = kHeads / kKvHeads;
+constexpr int kPartial = kHeadStride + kLanes;  // weighted values; then the maximum and the sum
+constexpr int kStages_ = sizeof kStages / sizeof kStages[0];
+
+struct AlignedDelete {
+  void operator()(void* p) const { std::free(p); }
+};
+using Floats = std::unique_ptr<float[], AlignedDelete>;
+
+// Zeroed, so that the padding behind every vector is zero.
+inline Floats make_floats(size_t count) {
+  const size_t bytes = (count * sizeof(float) + 127) / 128 * 128 + 128;
+  void* p = std::aligned_alloc(128, bytes);
+  if (!p) throw std::bad_alloc();
+  std::memset(p, 0, bytes);
+  return Floats(static_cast<float*>(p));
+}
+
+// The positions of one pass. Logits are made for rows logits_from .. width - 1.
+struct Pass {
+  int64_t start;
+  int width, logits_from;
+  int32_t tokens[kWidth];
+};
+
+struct Shared {
+  explicit Shared(const Setup& given) : setup(given), handoff(given.workers, given.deadline_s) {
+    splits = (setup.context + kSplit - 1) / kSplit;
+    for (int b = 0; b < kBufferCount; b++) {
+      const size_t size = kBufferIsPerSplit[b] ? static_cast<size_t>(splits) * kHeads * kPartial : stride(b);
+      buffers.push_back(make_floats(size * kWidth));
+    }
+    cosines = make_floats(kWidth * kHeadDim / 2);
+    sines = make_floats(kWidth * kHeadDim / 2);
+  }
+
+  static constexpr size_t stride(int buffer) { return round_up(kBufferSizes[buffer], kBlock); }
+  float* row(int buffer, int position) { return buffers[buffer].get() + position * stride(buffer); }
+  float* partial(int buffer, int position, int64_t split, int head) {
+    return buffers[buffer].get() + ((position * splits + split) * kHeads + head) * static_cast<size_t>(kPartial);
+  }
+  const Segment& segment(int worker, int projection) const { return setup.segments[worker * kProjections + projection]; }
+
+  const Setup setup;
+  Handoff handoff;
+  int64_t splits;
+  std::vector<Floats> buffers;
+  Floats cosines, sines;  // of this pass's positions
+};
+
+struct Worker {
+  Worker(int index, Shared& everybody) : id(index), shared(everybody), x(make_floats(size_t(kWidth) * kMaxCols)) {}
+
+  const int id;
+  Shared& shared;
+  Floats x;  // the prepared input of a projection: per block of 32, its even elements and then its odd ones
+};
+
+inline int64_t first_seen(int64_t position, int window) {
+  return window && position >= window ? position - window + 1 : 0;
+}
+
+}  // namespace monolane

@@ -1,0 +1,226 @@
+"""The C side of the border: twins of the structs in csrc/request.hpp, and the functions of a compiled kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.errors import ResourceError, TargetError
+from monolane.program.sample import MAX_LOGPROBS
+from monolane.program.tape import Tape
+from monolane.target.base import Request
+
+RUNNING, STOPPED, LENGTH_REACHED, ABORTED, STUCK, NOT_A_NUMBER = range(6)
+NO_LOGPROBS = -1
+
+
+class _Segment(Structure):
+    _fields_ = [("first_tile", c_int64), ("tiles", c_int64), ("offset", c_int64)]
+
+
+class _Setup(Structure):
+    _fields_ = [
+        ("workers", c_int32),
+        ("context", c_int32),
+        ("segments", c_void_p),
+        ("tapes", c_void_p),
+        ("constants", c_void_p),
+        ("table", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("processors", c_void_p),
+        ("deadline_s", c_double),
+    ]
+
+
+class _Bias(Structure):
+    _fields_ = [("token", c_int32), ("unused", c_int32), ("value", c_int64)]
+
+
+class _Sampling(Structure):
+    _fields_ = [
+        ("greedy", c_int32),
+        ("top_k", c_int32),
+        ("rate", c_uint64),
+        ("top_p", c_uint64),
+        ("min_weight", c_uint64),
+        ("seed", c_uint64),
+        ("repeat_up", c_int64),
+        ("repeat_down", c_int64),
+        ("presence", c_int64),
+        ("frequency", c_int64),
+        ("bias", c_void_p),
+        ("bias_count", c_int64),
+    ]
+
+
+class _Request(Structure):
+    _fields_ = [
+        ("tokens", c_void_p),
+        ("token_count", c_int64),
+        ("cached", c_int64),
+        ("max_tokens", c_int64),
+        ("stop_tokens", c_void_p),
+        ("stop_count", c_int64),
+        ("logprobs", c_int32),
+        ("unused", c_int32),
+        ("scores", c_void_p),
+        ("sampling", _Sampling),
+    ]
+
+
+class Entry(Structure):
+    """A sampled token as the kernel wrote it."""
+
+    token: int
+    top_count: int
+    time_ns: int
+    distance: int
+    total: int
+    top_distances: Sequence[int]
+    top_tokens: Sequence[int]
+    _fields_ = [
+        ("token", c_int32),
+        ("top_count", c_int32),
+        ("time_ns", c_int64),
+        ("distance", c_int64),
+        ("total", c_uint64),
+        ("top_distances", c_int64 * MAX_LOGPROBS),
+        ("top_tokens", c_int32 * MAX_LOGPROBS),
+    ]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A struct for the kernel, with everything its pointers point to."""
+
+    struct: Structure
+    memory: tuple[object, ...]
+
+
+def make_setup(
+    tape: Tape,
+    context: int,
+    keys: NDArray[np.uint8],
+    values: NDArray[np.uint8],
+    processors: Sequence[int] | None,
+    deadline_s: float,
+) -> Arguments:
+    plan = tape.plan
+    rows = [_Segment(s.first_tile, s.tiles, s.offset) for segments in plan.segments for s in segments]
+    segments = (_Segment * len(rows))(*rows)
+    tapes = (c_void_p * plan.workers)(*(part.ctypes.data for part in tape.workers))
+    pinned = (c_int32 * plan.workers)(*processors) if processors else None
+    setup = _Setup(
+        workers=plan.workers,
+        context=context,
+        segments=ctypes.addressof(segments),
+        tapes=ctypes.addressof(tapes),
+        constants=tape.constants.values.ctypes.data,
+        table=tape.table.ctypes.data if tape.table is not None else None,
+        keys=keys.ctypes.data,
+        values=values.ctypes.data,
+        processors=ctypes.addressof(pinned) if pinned else None,
+        deadline_s=deadline_s,
+    )
+    return Arguments(setup, (tape, segments, tapes, pinned, keys, values))
+
+
+def make_request(request: Request, scores: NDArray[np.float32] | None = None) -> Arguments:
+    """``scores``: store all logits there and sample nothing."""
+    fixed = request.sampling.fixed()
+    tokens = np.array(request.tokens, np.int32)
+    stops = np.array(sorted(request.stop_tokens), np.int32)
+    bias = (_Bias * len(fixed.bias))(*(_Bias(token, 0, value) for token, value in fixed.bias))
+    sampling = _Sampling(
+        greedy=fixed.greedy,
+        top_k=fixed.top_k,
+        rate=fixed.rate,
+        top_p=fixed.top_p,
+        min_weight=fixed.min_weight,
+        seed=fixed.seed,
+        repeat_up=fixed.repeat_up,
+        repeat_down=fixed.repeat_down,
+        presence=fixed.presence,
+        frequency=fixed.frequency,
+        bias=ctypes.addressof(bias),
+        bias_count=len(bias),
+    )
+    struct = _Request(
+        tokens=tokens.ctypes.data,
+        token_count=len(tokens),
+        cached=request.cached,
+        max_tokens=request.max_tokens,
+        stop_tokens=stops.ctypes.data,
+        stop_count=len(stops),
+        logprobs=NO_LOGPROBS if request.logprobs is None else request.logprobs,
+        scores=scores.ctypes.data if scores is not None else None,
+        sampling=sampling,
+    )
+    return Arguments(struct, (tokens, stops, bias, scores))
+
+
+class Library:
+    """A compiled kernel, loaded. Calls let other Python threads run meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._calls: Any = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise TargetError(
+                f"The compiled kernel {path} cannot be loaded: {error}", "Delete the file; it is compiled again."
+            ) from error
+        signatures: dict[str, tuple[Any, list[Any]]] = {
+            "open": (c_void_p, [POINTER(_Setup)]),
+            "close": (c_int32, [c_void_p]),
+            "start": (c_int32, [c_void_p, POINTER(_Request)]),
+            "abort": (None, [c_void_p]),
+            "wait": (c_int64, [c_void_p, c_int64, c_int32]),
+            "status": (c_int32, [c_void_p]),
+            "entries": (c_void_p, [c_void_p]),
+            "start_ns": (c_int64, [c_void_p]),
+            "stall": (None, [c_void_p, c_void_p]),
+        }
+        for name, (result, arguments) in signatures.items():
+            call = getattr(self._calls, f"monolane_{name}")
+            call.restype, call.argtypes = result, arguments
+
+    def open(self, setup: Arguments) -> int:
+        engine = self._calls.monolane_open(ctypes.byref(setup.struct))
+        if not engine:
+            raise ResourceError("There is not enough memory for the kernel's buffers.", "Use a smaller context.")
+        return int(engine)
+
+    def close(self, engine: int) -> bool:
+        return bool(self._calls.monolane_close(engine))
+
+    def start(self, engine: int, request: Arguments) -> bool:
+        return bool(self._calls.monolane_start(engine, ctypes.byref(request.struct)))
+
+    def abort(self, engine: int) -> None:
+        self._calls.monolane_abort(engine)
+
+    def wait(self, engine: int, seen: int, timeout_ms: int) -> int:
+        return int(self._calls.monolane_wait(engine, seen, timeout_ms))
+
+    def status(self, engine: int) -> int:
+        return int(self._calls.monolane_status(engine))
+
+    def entries(self, engine: int, start: int, stop: int) -> Sequence[Entry]:
+        base = self._calls.monolane_entries(engine) + start * ctypes.sizeof(Entry)
+        return (Entry * (stop - start)).from_address(base)  # type: ignore[return-value]
+
+    def start_ns(self, engine: int) -> int:
+        return int(self._calls.monolane_start_ns(engine))
+
+    def stall(self, engine: int) -> tuple[int, int, int]:
+        out = (c_int32 * 3)()
+        self._calls.monolane_stall(engine, ctypes.addressof(out))
+        return out[0], out[1], out[2]

@@ -1,0 +1,131 @@
+"""From a model to a target that runs it: everything is checked with numbers before anything large is allocated."""
+
+from __future__ import annotations
+
+import os
+
+from monolane.errors import ResourceError, UsageError
+from monolane.model.cache import human_size
+from monolane.model.config import ModelConfig
+from monolane.model.progress import Progress, Silent
+from monolane.model.weights import Weights
+from monolane.program.build import build_program
+from monolane.program.check import check
+from monolane.program.plan import Plan, make_plan
+from monolane.program.stage import MAX_WIDTH, CacheFormat, Program
+from monolane.program.tape import constant_offsets
+from monolane.program.tape_store import load_tape
+from monolane.target.base import Target
+from monolane.target.cpu import machine
+from monolane.target.cpu.compiler import build, find_compiler
+from monolane.target.cpu.generate import LAYOUT, generate
+from monolane.target.cpu.memory import allocate
+from monolane.target.cpu.native import Library
+from monolane.target.cpu.runtime import CpuTarget, cache_sizes
+from monolane.target.interpreter import InterpreterTarget
+
+DEVICES = ("auto", "cpu", "interpreter")
+DEFAULT_CONTEXT = 8192  # tokens, where the model allows as many and the user asks for nothing else
+MAX_WORKERS = 1024
+
+
+def plan_for(config: ModelConfig, workers: int | None = None, cache_format: CacheFormat = "bf16") -> Plan:
+    """The plan that ``open_target`` would run, checked."""
+    plan = make_plan(build_program(config, cache_format), LAYOUT, choose_workers(workers))
+    check(plan)
+    return plan
+
+
+def open_target(
+    config: ModelConfig,
+    weights: Weights,
+    *,
+    device: str = "auto",
+    workers: int | None = None,
+    context: int | None = None,
+    cache_format: CacheFormat = "bf16",
+    progress: Progress | None = None,
+) -> Target:
+    """Compile, allocate, pack. ``progress`` shows the loading and any note worth reading."""
+    progress = progress or Silent()
+    if device not in DEVICES:
+        raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
+    context = choose_context(config.context, context)
+    plan = plan_for(config, workers, cache_format)
+    require_memory(plan, context)
+    compiler = None if device == "interpreter" else find_compiler()
+    if compiler is None:
+        if device != "interpreter":
+            progress.note(
+                "No C++ compiler was found (CXX, c++, g++, clang++, the ziglang package): running in the interpreter, "
+                "which is very slow. Install one, for example: pip install ziglang"
+            )
+        return InterpreterTarget(load_tape(plan, weights, allocate, progress), context)
+    level = machine.vector_level()
+    library = Library(build(generate(plan.program), compiler, level))
+    tape = load_tape(plan, weights, allocate, progress)
+    cores = machine.processors()
+    pinned = cores[: plan.workers] if plan.workers <= len(cores) else None
+    if pinned is None:
+        progress.note(f"{plan.workers} workers share {len(cores)} cores: that is slower than one worker per core.")
+    return CpuTarget(library, tape, context, pinned, f"cpu ({plan.workers} x {level.name})")
+
+
+def choose_context(limit: int, asked: int | None) -> int:
+    """Tokens of cache to provide."""
+    if asked is None:
+        return min(limit, DEFAULT_CONTEXT)
+    if not 1 <= asked <= limit:
+        raise UsageError(
+            f"A context of {asked} tokens is not possible: the model was made for 1 to {limit}.",
+            f"Choose a context of at most {limit} tokens.",
+        )
+    return asked
+
+
+def choose_workers(asked: int | None) -> int:
+    """One worker per core, unless asked otherwise."""
+    if asked is None:
+        return len(machine.processors())
+    if not 1 <= asked <= MAX_WORKERS:
+        raise UsageError(f"{asked} workers are not possible.", f"Choose between 1 and {MAX_WORKERS} workers.")
+    limit = max(8, 4 * (os.cpu_count() or 1))
+    if asked > limit:
+        raise UsageError(
+            f"{asked} workers are too many for {os.cpu_count()} processors: they would only wait for each other.",
+            f"Choose at most {limit}; one per core ({len(machine.processors())}) is fastest.",
+        )
+    return asked
+
+
+def memory_needed(plan: Plan, context: int) -> dict[str, int]:
+    """Bytes by purpose: what a loaded model will hold."""
+    program = plan.program
+    _, constants = constant_offsets(program)
+    return {
+        "weights": plan.bytes_per_token + 4 * constants + _table_bytes(program),
+        "cache": sum(cache_sizes(program, context)),
+        "buffers": _buffer_bytes(program, context),
+    }
+
+
+def require_memory(plan: Plan, context: int) -> None:
+    """Refuse what does not fit, with the numbers."""
+    needed, available = memory_needed(plan, context), machine.available_memory()
+    total = sum(needed.values())
+    if available is not None and total > available:
+        parts = ", ".join(f"{human_size(size)} {name}" for name, size in needed.items())
+        raise ResourceError(
+            f"This needs {human_size(total)} of memory ({parts} for {context} tokens of context), "
+            f"but only {human_size(available)} are available.",
+            "Use a smaller model, a smaller context, or close other programs.",
+        )
+
+
+def _table_bytes(program: Program) -> int:
+    return 2 * program.table.rows * program.table.cols if program.table else 0
+
+
+def _buffer_bytes(program: Program, context: int) -> int:
+    splits = program.attention.splits(context)
+    return 4 * MAX_WIDTH * sum(buffer.size * (splits if buffer.per_split else 1) for buffer in program.buffers)

@@ -1,0 +1,133 @@
+"""Whatever bytes a file has: the readers end with a clear error or a sound model, and use little memory."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import GgufModel, save_huggingface
+
+from monolane.errors import MonolaneError
+from monolane.model.gguf_weights import open_gguf
+from monolane.model.huggingface import open_folder
+from monolane.model.weights import check_weights, expected_shapes
+
+# Bytes. The files below are smaller than a megabyte; what is read from them is in memory a few times at most.
+MEMORY_LIMIT = 16 << 20
+
+bounded = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+# Values that counts, lengths and offsets go wrong with, besides random ones.
+nasty = st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> Callable[[bytes], bytes]:
+    """A way to damage a file: mostly in the first few kilobytes, where headers are."""
+    spots = draw(st.lists(st.tuples(st.floats(0, 1), st.booleans(), nasty, st.sampled_from([1, 4, 8])), max_size=6))
+    keep = draw(st.none() | st.floats(0, 1))
+    flips = draw(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 7)), max_size=4))
+
+    def damage(data: bytes) -> bytes:
+        result = bytearray(data)
+        for fraction, early, value, size in spots:
+            at = int(fraction * (min(len(data), 4096) if early else len(data)))
+            result[at : at + size] = struct.pack("<Q", value)[:size]
+        for at, bit in flips:
+            result[at % len(result)] ^= 1 << bit
+        return bytes(result if keep is None else result[: int(keep * len(result))])
+
+    return damage
+
+
+def read_everything(path: Path) -> None:
+    """Open a model and read all of it, within the limit on memory; only our own errors may come out."""
+    tracemalloc.start()
+    with contextlib.suppress(MonolaneError):
+        config, weights = open_gguf(path)[:2] if path.is_file() else open_folder(path)
+        check_weights(config, weights)
+        for name, shape in expected_shapes(config):
+            if len(shape) == 1:
+                assert weights.vector(name).dtype == np.float32
+            else:
+                assert weights.rows(name, 0, shape[0]).shape == shape
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < MEMORY_LIMIT
+
+
+@pytest.fixture(scope="module")
+def gguf_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    model = GgufModel("qwen2")
+    model.layers = 1
+    model.hidden = model.ffn = 64
+    model.head_dim, model.kv_heads = 16, 2
+    model.tensors.clear()
+    model._make_tensors()
+    model.metadata |= {"embedding_length": 64, "feed_forward_length": 64, "block_count": 1}
+    model.general = {"tokenizer.ggml.tokens": ["a", "b", "c"], "tokenizer.ggml.scores": [0.0, 1.0], "flags": [True]}
+    return model.write(tmp_path_factory.mktemp("gguf") / "model.gguf").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    place = tmp_path_factory.mktemp("folder")
+    save_huggingface(place, "qwen3", head_dim=16, shard="20KB")
+    return place, {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+def test_undamaged_files_are_read(tmp_path: Path, gguf_bytes: bytes, folder: tuple[Path, dict[str, bytes]]) -> None:
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes)
+    check_weights(*open_gguf(tmp_path / "model.gguf")[:2])
+    check_weights(*open_folder(folder[0]))
+
+
+@bounded
+@given(damage=damages())
+def test_damaged_gguf(tmp_path: Path, gguf_bytes: bytes, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(damage(gguf_bytes))
+    read_everything(path)
+
+
+@bounded
+@given(data=st.binary(max_size=2000), counts=st.tuples(nasty, nasty))
+def test_random_bytes_after_a_gguf_start(tmp_path: Path, data: bytes, counts: tuple[int, int]) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, counts[0] % 8, counts[1] % 8) + data)
+    read_everything(path)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + data)
+    read_everything(path)
+
+
+@bounded
+@given(damage=damages(), pick=st.integers(0, 100))
+def test_damaged_folder(folder: tuple[Path, dict[str, bytes]], damage: Callable[[bytes], bytes], pick: int) -> None:
+    place, files = folder
+    name = sorted(files)[pick % len(files)]
+    (place / name).write_bytes(damage(files[name]))
+    try:
+        read_everything(place)
+    finally:
+        (place / name).write_bytes(files[name])
+
+
+@bounded
+@given(header=st.binary(max_size=500), length=st.none() | nasty)
+def test_random_bytes_as_safetensors(folder: tuple[Path, dict[str, bytes]], header: bytes, length: int | None) -> None:
+    place, files = folder
+    name = min(name for name in files if name.endswith(".safetensors"))
+    (place / name).write_bytes(struct.pack("<Q", len(header) if length is None else length) + header)
+    try:
+        read_everything(place)
+    finally:
+        (place / name).write_bytes(files[name])

@@ -1,0 +1,118 @@
+"""Whole models from a path: reader, tokenizer, chat template and stop tokens together."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tiny_models import GgufModel, change_config, save_huggingface
+
+from monolane.errors import ModelFileError
+from monolane.model.load import load_config, load_model
+
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+
+
+def save_folder(folder: Path, words: int = 100, **config: Any) -> Path:
+    """A Hugging Face folder with a tokenizer of so many words, the vocabulary of the model being 101."""
+    save_huggingface(folder, **config)
+    vocabulary = {f"w{index}": index for index in range(words)}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="w0")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "w2"}))
+    return folder
+
+
+def gguf_with_tokenizer(extra: list[str]) -> GgufModel:
+    """A GGUF model with a byte-level vocabulary: letters, then the ``extra`` control tokens."""
+    letters = list(string.ascii_letters)
+    model = GgufModel()
+    model.general = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": letters + extra,
+        "tokenizer.ggml.token_type": [1] * len(letters) + [3] * len(extra),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 51,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    model.general["tokenizer.ggml.tokens"][2] = "ab"
+    return model
+
+
+def test_folder(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "tiny")
+    change_config(folder, eos_token_id=2)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
+    model = load_model(folder)
+    assert model.name == "tiny"
+    assert model.path == folder
+    assert model.stop_tokens == {2, 5, 7}
+    assert model.tokenizer.token_id("w9") == 9
+    assert model.chat is not None
+    assert model.chat.render([{"role": "user", "content": "hello"}]) == "<user>hello"
+    assert model.weights.rows("embed", 0, 101).shape == (101, 48)
+    assert load_config(folder) == model.config
+
+
+def test_folder_without_chat_template(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path)
+    (folder / "tokenizer_config.json").unlink()
+    assert load_model(folder).chat is None
+
+
+def test_gguf(tmp_path: Path) -> None:
+    path = gguf_with_tokenizer(["<|im_end|>", "<|other|>", "<|endoftext|>"]).write(tmp_path / "tiny-q.gguf")
+    model = load_model(path)
+    assert model.name == "tiny-q"
+    assert model.stop_tokens == {51, 52, 54}
+    assert model.tokenizer.encode("ab", special=False) == [2]
+    assert model.chat is not None
+    assert model.chat.render([{"role": "user", "content": "hello"}]) == "<user>hello"
+    assert load_config(path) == model.config
+
+
+def test_config_of_a_folder_needs_nothing_else(tmp_path: Path) -> None:
+    save_huggingface(tmp_path)
+    for path in tmp_path.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    assert load_config(tmp_path).hidden == 48
+
+
+def test_paths_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="nothing at"):
+        load_model(tmp_path / "missing")
+    with pytest.raises(ModelFileError, match="nothing at"):
+        load_model(tmp_path / ("x" * 5000))
+    (tmp_path / "model.txt").write_text("")
+    with pytest.raises(ModelFileError, match="neither"):
+        load_model(tmp_path / "model.txt")
+    with pytest.raises(ModelFileError, match=r"no config\.json"):
+        load_model(tmp_path)
+
+
+def test_missing_or_foreign_tokenizer(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "folder", words=102)
+    with pytest.raises(ModelFileError, match=r"102 tokens.*only 101"):
+        load_model(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
+        load_model(folder)
+    path = gguf_with_tokenizer([f"<{index}>" for index in range(16)]).write(tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match=r"68 tokens.*only 67"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("end", [101, -1, "2", True, [3, 400]])
+def test_end_token_outside_the_vocabulary(tmp_path: Path, end: Any) -> None:
+    folder = save_folder(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    with pytest.raises(ModelFileError, match=r"generation_config\.json.*end token"):
+        load_model(folder)

@@ -1,0 +1,174 @@
+"""Plans keep the invariants for any model and any number of workers, and the checker names what breaks one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monolane.model.config import ModelConfig, Rope
+from monolane.program.build import build_program
+from monolane.program.check import BrokenPlan, check, problems
+from monolane.program.layout import Layout
+from monolane.program.plan import Plan, make_plan
+from monolane.program.stage import Arrangement, Attend, Matrix, Project
+
+LAYOUT = Layout("test", tile_rows=8, block=32)
+
+
+def config(**changes: object) -> ModelConfig:
+    base = ModelConfig(
+        family="llama",
+        hidden=72,
+        layers=2,
+        heads=6,
+        kv_heads=2,
+        head_dim=20,
+        ffn=100,
+        vocab=131,
+        context=512,
+        norm_eps=1e-5,
+        rope=Rope(10000.0),
+        windows=(None, 64),
+        tied=True,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def plan(workers: int = 3, **changes: object) -> Plan:
+    return make_plan(build_program(config(**changes)), LAYOUT, workers)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 300),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.integers(1, 40).map(lambda half: 2 * half),
+    st.integers(1, 700),
+    st.integers(1, 900),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_plan_keeps_the_invariants(
+    workers: int,
+    hidden: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    ffn: int,
+    vocab: int,
+    tied: bool,
+    biased: bool,
+    qk_norm: bool,
+) -> None:
+    shape = {"hidden": hidden, "kv_heads": kv_heads, "heads": kv_heads * group, "head_dim": head_dim, "ffn": ffn}
+    biases = {"qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
+    check(plan(workers, vocab=vocab, tied=tied, qk_norm=qk_norm, **shape, **biases))
+
+
+def test_a_worker_without_work_still_passes_every_stage() -> None:
+    crowded = plan(workers=64)
+    assert all(len(tape) == len(crowded.program.projections) for tape in crowded.segments)
+    assert min(crowded.tape_bytes) < max(crowded.tape_bytes)
+
+
+def test_five_stages_a_layer() -> None:
+    names = [stage.name for stage in build_program(config()).stages]
+    layer = ["qkv", "attend", "o", "gate_up", "down"]
+    assert names == ["embed", *layer, *layer, "head", "sample"]
+
+
+def broken(change: str) -> Plan:
+    """A good plan with one thing wrong."""
+    good = plan()
+    tape = list(good.segments[1])
+    stages = list(good.program.stages)
+    qkv, attend = stages[1], stages[2]
+    assert isinstance(qkv, Project)
+    assert isinstance(attend, Attend)
+    if change == "row twice":
+        tape[0] = replace(tape[0], first_tile=tape[0].first_tile - 1, tiles=tape[0].tiles + 1)
+    elif change == "row missing":
+        tape[-1] = replace(tape[-1], tiles=0, size=0)
+    elif change == "last row missing":
+        last = good.segments[2][-1]
+        short = replace(last, tiles=last.tiles - 1)
+        return replace(good, segments=(*good.segments[:2], (*good.segments[2][:-1], short)))
+    elif change == "gap":
+        tape[2] = replace(tape[2], offset=tape[2].offset + 64)
+    elif change == "other order":
+        tape[0], tape[1] = tape[1], tape[0]
+    elif change == "unbalanced":
+        wide = make_plan(good.program, LAYOUT, 2)
+        first = tuple(replace(s, first_tile=0, tiles=0, offset=0, size=0) for s in wide.segments[0])
+        return replace(wide, segments=(first, make_plan(good.program, LAYOUT, 1).segments[0]))
+    elif change == "buffer reuse":
+        fields = ("reads", "writes", "residual")
+        one = [{name: "stream_a" for name in fields if getattr(s, name, "") == "stream_b"} for s in stages]
+        stages = [replace(stage, **changes) for stage, changes in zip(stages, one, strict=True)]
+    elif change == "wrong size":
+        stages[1] = replace(qkv, matrix=replace(qkv.matrix, cols=71))
+    elif change == "no buffer":
+        stages[2] = replace(attend, reads="nowhere")
+    elif change == "weight twice":
+        stages[6] = replace(stages[6], matrix=qkv.matrix)  # type: ignore[call-arg]
+    return replace(
+        good,
+        program=replace(good.program, stages=tuple(stages)),
+        segments=(good.segments[0], tuple(tape), good.segments[2]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("row twice", "worker 1 begins at tile"),
+        ("row missing", "worker 2 begins at tile"),
+        ("last row missing", "tiles are on the tapes"),
+        ("gap", "gap or a wrong size"),
+        ("other order", "not the program's, in order"),
+        ("unbalanced", "tapes differ by"),
+        ("buffer reuse", "rewritten 1 hand-off"),
+        ("wrong size", "works on 71 elements"),
+        ("no buffer", "no buffer 'nowhere'"),
+        ("weight twice", "is used 2 times"),
+    ],
+)
+def test_the_checker_names_what_breaks(change: str, named: str) -> None:
+    assert any(named in problem for problem in problems(broken(change)))
+    with pytest.raises(BrokenPlan, match="."):
+        check(broken(change))
+
+
+@given(st.integers(1, 40), st.integers(1, 100), st.sampled_from([(8, 32), (16, 64), (1, 8)]))
+def test_packing_can_be_undone(rows: int, cols: int, tile: tuple[int, int]) -> None:
+    layout = Layout("test", *tile)
+    matrix = Matrix("m", (("m", rows),), cols)
+    bits = np.random.default_rng(rows * cols).integers(0, 2**16, (rows, cols), np.uint16)
+    tape = layout.pack(bits, matrix)
+    assert tape.nbytes == layout.tiles(matrix) * layout.tile_bytes(matrix)
+    unpacked = layout.unpack(tape, matrix)
+    np.testing.assert_array_equal(unpacked[:rows], bits)
+    assert not unpacked[rows:].any()
+    last = tape[-layout.tile_bytes(matrix) :]
+    np.testing.assert_array_equal(layout.row(last, matrix, rows - 1), bits[rows - 1])
+
+
+@given(st.integers(1, 20), st.data())
+def test_rows_of_a_matrix_are_found_in_its_parts(size: int, data: st.DataObject) -> None:
+    parts = (("a", size), ("b", size))
+    for arrangement in Arrangement:
+        matrix = Matrix("m", parts, 4, arrangement)
+        start = data.draw(st.integers(0, matrix.rows - 1))
+        stop = data.draw(st.integers(start + 1, matrix.rows))
+        stacked = [(name, row) for name, rows in parts for row in range(rows)]
+        interleaved = [(name, row) for row in range(size) for name in "ab"]
+        expected = (stacked if arrangement is Arrangement.STACK else interleaved)[start:stop]
+        found: list[object] = [None] * (stop - start)
+        for name, first, last, where in matrix.part_rows(start, stop):
+            found[where] = [(name, row) for row in range(first, last)]
+        assert found == expected

@@ -1,0 +1,112 @@
+"""The reference sampler: does what its parameters promise, and its arithmetic is what it says it is."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monolane.errors import TargetError
+from monolane.program.sample import WEIGHT_BITS, Sampler, Sampling, random_bits, to_scores, weights
+
+LOGITS = np.array([1.0, 3.0, 2.0, -1.0, 2.5, 0.0], np.float32)
+NOTHING = np.array([], np.int64)
+
+
+def draws(sampling: dict[str, object], count: int = 2000, logits: np.ndarray = LOGITS) -> Counter[int]:
+    return Counter(
+        Sampler(Sampling(seed=7, **sampling), len(logits), NOTHING).choose(logits, position).token  # type: ignore[arg-type]
+        for position in range(count)
+    )
+
+
+def test_greedy_takes_the_highest_and_the_first_of_equals() -> None:
+    assert Sampler(Sampling(), 6, NOTHING).choose(LOGITS, 0).token == 1
+    assert Sampler(Sampling(), 3, NOTHING).choose(np.array([5.0, 7.0, 7.0], np.float32), 0).token == 1
+
+
+def test_temperature_one_draws_from_the_softmax() -> None:
+    count = 20000
+    found = draws({"temperature": 1.0}, count)
+    expected = np.exp(LOGITS) / np.exp(LOGITS).sum()
+    for token, share in enumerate(expected):
+        deviation = math.sqrt(share * (1 - share) / count)
+        assert abs(found[token] / count - share) < 5 * deviation
+
+
+def test_low_temperature_is_greedy_and_high_is_even() -> None:
+    assert draws({"temperature": 1e-5}) == {1: 2000}
+    assert min(draws({"temperature": 100.0}, 6000).values()) > 700
+
+
+def test_top_k_top_p_and_min_p_keep_what_they_promise() -> None:
+    assert set(draws({"temperature": 1.0, "top_k": 3})) == {1, 4, 2}
+    assert set(draws({"temperature": 1.0, "top_k": 1})) == {1}
+    # softmax: 1 has 0.43, 4 has 0.26, 2 has 0.16: the smallest run that reaches 0.6 is the first two
+    assert set(draws({"temperature": 1.0, "top_p": 0.6})) == {1, 4}
+    assert set(draws({"temperature": 1.0, "top_p": 1e-9})) == {1}
+    # exp(2.5 - 3) = 0.61 of the likeliest, exp(2 - 3) = 0.37
+    assert set(draws({"temperature": 1.0, "min_p": 0.5})) == {1, 4}
+    assert set(draws({"temperature": 1.0, "min_p": 0.3})) == {1, 4, 2}
+
+
+def test_penalties_and_bias_move_the_choice() -> None:
+    assert Sampler(Sampling(repetition_penalty=2.0), 6, np.array([1])).choose(LOGITS, 0).token == 4
+    presence = Sampler(Sampling(presence_penalty=1.0), 6, np.array([1]))
+    assert [presence.choose(LOGITS, i).token for i in range(4)] == [
+        1,
+        4,
+        1,
+        1,
+    ]  # the prompt does not count, and it counts once
+    frequency = Sampler(Sampling(frequency_penalty=0.4), 6, NOTHING)
+    assert [frequency.choose(LOGITS, i).token for i in range(4)] == [1, 1, 4, 1]
+    assert Sampler(Sampling(logit_bias=((5, 100.0),)), 6, NOTHING).choose(LOGITS, 0).token == 5
+
+
+def test_logprobs_are_those_of_the_softmax_before_any_parameter() -> None:
+    choice = Sampler(Sampling(temperature=0.3, presence_penalty=2.0), 6, NOTHING, logprobs=6).choose(LOGITS, 0)
+    expected = LOGITS - np.log(np.exp(LOGITS.astype(np.float64)).sum())
+    assert [token for token, _ in choice.top] == [1, 4, 2, 0, 5, 3]
+    for token, distance in choice.top:
+        assert choice.logprob(distance) == pytest.approx(expected[token], abs=1e-5)
+    assert choice.logprob(choice.distance) == pytest.approx(expected[choice.token], abs=1e-5)
+
+
+def test_same_seed_and_position_same_token_another_position_another_draw() -> None:
+    def tokens(seed: int) -> list[int]:
+        return [
+            Sampler(Sampling(temperature=1.0, seed=seed), 6, NOTHING).choose(LOGITS, position).token
+            for position in range(50)
+        ]
+
+    assert tokens(3) == tokens(3)
+    assert tokens(3) != tokens(4)
+    assert len(set(tokens(3))) > 1
+
+
+def test_random_bits_are_philox() -> None:
+    # Known answer of Philox4x32-10 for key 0 and counter 0: words 6627e8d5 e169c58d bc57ac4c 9b00dbd8.
+    assert random_bits(0, 0) == 0xE169C58D_6627E8D5
+
+
+@given(st.floats(0, 30), st.floats(0.05, 5))
+def test_integer_weights_are_exponentials(distance: float, temperature: float) -> None:
+    rate = Sampling(temperature=temperature).fixed().rate
+    weight = int(weights(np.array([round(distance * 2**20)]), rate)[0])
+    expected = math.exp(-distance / temperature) * 2**WEIGHT_BITS
+    assert weight == pytest.approx(expected, rel=1e-5 + distance / temperature * 2e-5, abs=2)
+
+
+def test_logits_that_are_not_numbers_are_an_error() -> None:
+    with pytest.raises(TargetError, match="not numbers"):
+        to_scores(np.array([0.0, np.nan], np.float32))
+
+
+def test_infinite_logits_are_limited() -> None:
+    assert (
+        Sampler(Sampling(temperature=1.0), 3, NOTHING).choose(np.array([-np.inf, 0.0, -np.inf], np.float32), 0).token
+        == 1
+    )

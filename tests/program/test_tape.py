@@ -1,0 +1,110 @@
+"""Tapes: the bytes a worker reads are the model's own, in reading order; kept tapes are read back or made again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_models import CASES, random_model
+
+from monolane.errors import ModelFileError
+from monolane.model.progress import Silent
+from monolane.model.weights import Bf16Bits
+from monolane.program.build import build_program
+from monolane.program.layout import Layout
+from monolane.program.plan import make_plan
+from monolane.program.tape import Tape, allocate_tape, matrix_rows, pack_tape
+from monolane.program.tape_store import load_tape
+
+LAYOUT = Layout("test", tile_rows=8, block=32)
+
+
+def zeros(size: int) -> np.ndarray:
+    return np.zeros(size, np.uint8)
+
+
+class Watched:
+    """Weights that count their reads and claim to cost a conversion."""
+
+    widened = True
+
+    def __init__(self, identity: str = "one", fail_at: int | None = None) -> None:
+        self.inner = random_model(CASES[0]).weights
+        self.identity = identity
+        self.reads = 0
+        self._fail_at = fail_at
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.inner.shape(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        self.reads += 1
+        if self.reads == self._fail_at:
+            raise ModelFileError("the disk is gone")
+        return self.inner.rows(name, start, stop)
+
+    def vector(self, name: str) -> np.ndarray:
+        return self.inner.vector(name)
+
+
+def load(weights: Watched, workers: int = 2) -> Tape:
+    plan = make_plan(build_program(random_model(CASES[0]).config), LAYOUT, workers)
+    tape = load_tape(plan, weights, zeros, Silent())
+    for thread in threading.enumerate():
+        if thread.name == "keep tape":
+            thread.join()
+    return tape
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", CASES[:5], ids=lambda case: case.name)
+@pytest.mark.parametrize("workers", [1, 3, 50])
+def test_tapes_hold_every_row_of_the_model(case, workers: int) -> None:  # type: ignore[no-untyped-def]
+    model = random_model(case)
+    plan = make_plan(build_program(model.config), LAYOUT, workers)
+    tape = allocate_tape(plan, model.weights, zeros)
+    pack_tape(tape, model.weights)
+    for index, stage in enumerate(plan.program.projections):
+        shares = [LAYOUT.unpack(tape.segment(worker, index), stage.matrix) for worker in range(workers)]
+        expected = matrix_rows(stage.matrix, model.weights, 0, stage.matrix.rows)
+        np.testing.assert_array_equal(np.concatenate(shares)[: stage.matrix.rows], expected)
+
+
+def test_a_kept_tape_serves_any_number_of_workers() -> None:
+    first = Watched()
+    packed = load(first, workers=2)
+    assert first.reads > 0
+    again = Watched()
+    for workers in (1, 2, 5):
+        kept = load(again, workers)
+        fresh = allocate_tape(kept.plan, again, zeros)
+        pack_tape(fresh, first)
+        for ours, theirs in zip(kept.workers, fresh.workers, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert again.reads == 0
+    assert packed.nbytes > 0
+
+
+def test_another_model_or_a_damaged_file_is_packed_anew(own_cache: Path) -> None:
+    load(Watched("one"))
+    other = Watched("two")
+    load(other)
+    assert other.reads > 0
+    for file in (own_cache / "tapes").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    again = Watched("one")
+    load(again)
+    assert again.reads > 0
+
+
+def test_a_failure_while_packing_is_told_and_leaves_nothing(own_cache: Path) -> None:
+    with pytest.raises(ModelFileError, match="the disk is gone"):
+        load(Watched(fail_at=5))
+    assert not list(own_cache.rglob("*.tiles"))

@@ -1,0 +1,101 @@
+"""Small random models of every family in awkward shapes, made by transformers, which is also the judge of our results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from monolane.model.config import ModelConfig
+from monolane.model.huggingface import open_folder
+from monolane.model.weights import Weights
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family and a shape. ``extra`` goes to transformers' config as it is."""
+
+    name: str
+    family: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    vocab: int
+    ffn: int
+    tied: bool
+    extra: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+CASES = (
+    Case("llama-64-tied", "Llama", 324, 9, 3, 64, 3, 777, 333, True, {"rope_parameters": LLAMA3_ROPE}),
+    Case("llama-80-one-kv-head", "Llama", 200, 5, 1, 80, 1, 1001, 450, False),
+    Case("llama-96-biases", "Llama", 288, 9, 9, 96, 3, 515, 260, False, {"attention_bias": True, "mlp_bias": True}),
+    Case("llama-20", "Llama", 60, 3, 3, 20, 1, 97, 100, True),
+    Case("mistral-128-window", "Mistral", 264, 4, 2, 128, 3, 643, 301, False, {"sliding_window": 19}),
+    Case("mistral-80-long-window", "Mistral", 240, 8, 4, 80, 1, 333, 200, False, {"sliding_window": 150}),
+    Case("qwen2-64", "Qwen2", 320, 5, 5, 64, 3, 1001, 417, True),
+    Case("qwen2-96", "Qwen2", 576, 6, 2, 96, 1, 391, 555, False),
+    Case("qwen3-128", "Qwen3", 200, 8, 8, 128, 1, 601, 330, True),
+    Case("qwen3-96-seven-kv-heads", "Qwen3", 196, 14, 7, 96, 3, 809, 350, False),
+)
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    folder: Path
+    config: ModelConfig
+    weights: Weights
+    tokens: list[int]
+    logits: NDArray[np.float32]  # of transformers in fp32, after each of the tokens
+
+
+@cache
+def random_model(case: Case, length: int = 200) -> RandomModel:
+    """Saved by transformers in bf16, opened by us from the same files; biases and norms are random too."""
+    torch.manual_seed(len(case.name) * case.hidden)
+    config = getattr(transformers, f"{case.family}Config")(
+        hidden_size=case.hidden,
+        num_attention_heads=case.heads,
+        num_key_value_heads=case.kv_heads,
+        num_hidden_layers=case.layers,
+        vocab_size=case.vocab,
+        intermediate_size=case.ffn,
+        tie_word_embeddings=case.tied,
+        max_position_embeddings=512,
+        initializer_range=0.08,
+        **({} if case.family == "Qwen2" else {"head_dim": case.head_dim}),
+        **case.extra,
+    )
+    model = getattr(transformers, f"{case.family}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+    folder = Path(mkdtemp(prefix=case.name))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.randint(0, case.vocab, (length,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = judge(tokens[None]).logits[0].numpy()
+    ours, weights = open_folder(folder)
+    return RandomModel(folder, ours, weights, tokens.tolist(), logits)

@@ -1,0 +1,56 @@
+"""Our logits against transformers in fp32, from the same files: every family, awkward shapes, every way through the code."""
+
+import numpy as np
+import pytest
+from random_models import CASES, Case, random_model
+
+from monolane.target import open_target
+from monolane.target.base import Target
+
+LENGTHS = (1, 15, 16, 17, 200)  # around the border of a pass, and beyond one split of the context
+# What fp32 sums in another order may differ by, of logits with a deviation of about 1.
+EXACT_CACHE_TOLERANCE = 5e-4
+# A bf16 cache rounds keys and values to 8 bits of precision.
+BF16_CACHE_TOLERANCE = 0.15
+
+
+def open_case(case: Case, device: str, workers: int, cache_format: str) -> Target:
+    model = random_model(case)
+    return open_target(
+        model.config, model.weights, device=device, workers=workers, context=256, cache_format=cache_format
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("device", "workers"), [("interpreter", 1), ("interpreter", 3), ("cpu", 1), ("cpu", 3)])
+def test_logits_are_those_of_transformers(case: Case, device: str, workers: int) -> None:
+    model = random_model(case)
+    target = open_case(case, device, workers, "f32")
+    for length in LENGTHS:
+        ours = target.logits(model.tokens[:length])
+        np.testing.assert_allclose(ours, model.logits[:length], atol=EXACT_CACHE_TOLERANCE, rtol=0)
+    target.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_bf16_cache_costs_little_and_the_same_everywhere(case: Case) -> None:
+    model = random_model(case)
+    cpu, oracle = open_case(case, "cpu", 2, "bf16"), open_case(case, "interpreter", 1, "bf16")
+    ours, theirs = cpu.logits(model.tokens), oracle.logits(model.tokens)
+    np.testing.assert_allclose(ours, model.logits, atol=BF16_CACHE_TOLERANCE, rtol=0)
+    # A key that falls on the border between two bf16 numbers may be rounded differently: rarely, and by one step.
+    assert np.median(np.abs(ours - theirs)) < BF16_CACHE_TOLERANCE / 50
+    assert np.abs(ours - theirs).max() < BF16_CACHE_TOLERANCE
+    cpu.close()
+
+
+@pytest.mark.parametrize("case", CASES[:6:2], ids=lambda case: case.name)
+def test_every_number_of_workers_gives_the_same_bits(case: Case) -> None:
+    model = random_model(case)
+    results = []
+    for workers in (1, 2, 3, 8):
+        target = open_case(case, "cpu", workers, "bf16")
+        results += [target.logits(model.tokens), target.logits(model.tokens)]
+        target.close()
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)

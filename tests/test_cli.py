@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fake_llm import FakeTarget, encode, fake_llm
+from monolane import ModelFileError, cli
+from monolane.model import fetch
+from monolane.progress_bar import PlainProgress, TerminalProgress
+
+
+class Terminal:
+    """Runs a command as a user would, and keeps what it wrote."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._patch = monkeypatch
+        self._capsys = capsys
+        self.opened: list[tuple[object, ...]] = []
+
+    def answers(self, text: str, **model: int) -> FakeTarget:
+        """From now on, every model answers this."""
+        llm, target = fake_llm(text, **model)
+
+        def open_fake(*how: object) -> object:
+            self.opened.append(how)
+            return llm
+
+        self._patch.setattr(cli, "_open", open_fake)
+        return target
+
+    def types(self, *lines: str | type[BaseException]) -> None:
+        """A person at the keyboard; an exception stands for its key."""
+        waiting = iter(lines)
+
+        def read(_: str) -> str:
+            line = next(waiting)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        self._patch.setattr("builtins.input", read)
+        self._patch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+
+    def run(self, *words: str, piped: str | bytes = b"") -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        if not sys.stdin.isatty():
+            raw = piped.encode() if isinstance(piped, str) else piped
+            self._patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
+        self._patch.setattr(sys, "argv", ["monolane", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = self._capsys.readouterr()
+        return end.value.code or 0, out, err  # type: ignore[return-value]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    return Terminal(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("command", ["pull", "models", "generate", "chat", "inspect", "serve"])
+def test_help_explains_every_command(terminal: Terminal, command: str) -> None:
+    assert command in terminal.run("--help")[1]
+    code, out, _ = terminal.run(command, "--help")
+    assert code == 0
+    assert command in out
+
+
+def test_version(terminal: Terminal) -> None:
+    assert terminal.run("--version")[1].startswith("monolane ")
+
+
+def test_generate_writes_the_answer_and_nothing_else_to_stdout(terminal: Terminal) -> None:
+    target = terminal.answers("blue.<eos>")
+    code, out, err = terminal.run("generate", "some-model", "-p", "The sky is ", "--workers", "2", "--context", "99")
+    assert (code, out) == (0, "blue.\n")
+    assert "5 tokens" in err
+    assert "tok/s" in err
+    assert list(target.requests[0].tokens) == encode("The sky is ")
+    assert terminal.opened == [("some-model", "auto", 2, 99)]
+
+
+def test_generate_as_json_is_one_object(terminal: Terminal) -> None:
+    terminal.answers("blü.<eos>")
+    code, out, err = terminal.run("generate", "--prompt", "x", "--json", "--logprobs", "1", "--seed", "4")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (answer["text"], answer["finish_reason"], answer["seed"]) == ("blü.", "stop", 4)
+    assert answer["token_ids"] == encode("blü.")
+    assert answer["timings"]["generated_tokens"] == 5
+    assert len(answer["logprobs"]) == 5
+
+
+def test_generate_hands_every_option_on(terminal: Terminal) -> None:
+    target = terminal.answers("abc<eos>")
+    options = (
+        "--max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --seed 8 --ignore-eos --stop Z --stop Y"
+    )
+    penalties = (
+        "--repetition-penalty 1.5 --presence-penalty 0.25 --frequency-penalty -1 --logit-bias 5=-2 --logit-bias 6=1"
+    )
+    assert terminal.run("generate", "-p", "x", *options.split(), *penalties.split())[0] == 0
+    request = target.requests[0]
+    sampling = request.sampling
+    assert (request.max_tokens, request.stop_tokens) == (9, frozenset())
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 3, 0.9, 0.1)
+    assert (sampling.seed, sampling.repetition_penalty) == (8, 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.25, -1.0)
+    assert sampling.logit_bias == ((5, -2.0), (6, 1.0))
+
+
+def test_generate_reads_a_pipe(terminal: Terminal) -> None:
+    target = terminal.answers("a<eos>")
+    assert terminal.run("generate", piped="from a pipe\n")[1] == "a\n"
+    assert list(target.requests[0].tokens) == encode("from a pipe")
+
+
+@pytest.mark.parametrize(
+    ("words", "piped", "says"),
+    [
+        (["generate", "-p", "x", "--temperature", "nan"], b"", "temperature is nan"),
+        (["generate", "-p", "x", "--top-p", "0"], b"", "top_p"),
+        (["generate", "-p", "x", "--logit-bias", "abc"], b"", "ID=NUMBER"),
+        (["generate", "-p", "x", "--logprobs", "2"], b"", "--json"),
+        (["generate", "-p", ""], b"", "The prompt is empty"),
+        (["generate"], b"\xff\xfe", "UTF-8"),
+        (["chat"], b"\xff\xfe\n", "UTF-8"),
+        (["generate", "-p", "x" * 300], b"", "300 tokens"),
+        (["generate", "-p", "x", "--max-tokens", "many"], b"", "--max-tokens"),
+        (["generate", "-p", "x", "--no-such-option"], b"", "--no-such-option"),
+        (["chat", "--temperature", "-1"], b"Hi\n", "temperature is -1"),
+        (["serve", "--port", "70000"], b"", "--port"),
+    ],
+)
+def test_mistakes_are_explained_on_stderr(terminal: Terminal, words: list[str], piped: bytes, says: str) -> None:
+    terminal.answers("a<eos>")
+    code, out, err = terminal.run(*words, piped=piped)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_no_prompt_at_a_keyboard_is_a_mistake(terminal: Terminal) -> None:
+    terminal.types()
+    code, _, err = terminal.run("generate")
+    assert code == 2
+    assert "--prompt" in err
+
+
+def test_an_error_ends_the_program_with_its_own_code(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ModelFileError("The file is cut short.", "Fetch it again.")
+
+    monkeypatch.setattr(cli, "_open", broken)
+    code, out, err = terminal.run("generate", "-p", "x")
+    assert (code, out) == (ModelFileError.exit_code, "")
+    assert err == "error: The file is cut short.\nFetch it again.\n"
+
+
+def test_ctrl_c_ends_generate_with_130(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_open", interrupted)
+    assert terminal.run("generate", "-p", "x")[0] == 130
+
+
+def test_chat_through_a_pipe_remembers_and_forgets(terminal: Terminal) -> None:
+    target = terminal.answers("Yes.<eos>")
+    code, out, err = terminal.run("chat", "--system", "Be brief.", piped="Hi\n\nAnd?\n/reset\nHi\n/exit\nnever\n")
+    assert (code, out) == (0, "Yes.\n" * 3)
+    assert err.count("tok/s") == 3
+    one = "[system]Be brief.[user]Hi[assistant]"
+    asked = [list(request.tokens) for request in target.requests]
+    assert asked == [encode(one), encode(f"{one}Yes.[user]And?[assistant]"), encode(one)]
+
+
+def test_chat_ends_with_ctrl_d_and_not_with_ctrl_c(terminal: Terminal) -> None:
+    terminal.answers("Yes.<eos>")
+    terminal.types("Hi", KeyboardInterrupt, "Hi", EOFError)
+    code, out, err = terminal.run("chat")
+    assert code == 0
+    assert out.count("Yes.\n") == 2
+    assert "/exit" in err
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None:
+    target = terminal.answers("a", context=100_000)
+    target.pace_s = 0.01
+
+    def press() -> None:
+        target.first_token.wait(20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    terminal.types("Hi", "/exit")
+    before = signal.getsignal(signal.SIGINT)
+    presser = threading.Thread(target=press)
+    presser.start()
+    code, out, err = terminal.run("chat")
+    presser.join()
+    assert code == 0
+    assert 1 <= out.count("a") < 1000
+    assert "tokens" in err
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_conversation_that_is_too_long_can_be_begun_anew(terminal: Terminal) -> None:
+    terminal.answers("Yes.<eos>", context=64)
+    terminal.types("x" * 100, "Hi", EOFError)
+    code, out, err = terminal.run("chat")
+    assert code == 0
+    assert out.count("Yes.\n") == 1
+    assert "/reset" in err
+
+
+def test_inspect_shows_the_program_and_draws_it(terminal: Terminal, tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+        "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    picture = tmp_path / "plan.svg"
+    code, out, _ = terminal.run("inspect", str(tmp_path), "--workers", "3", "--picture", str(picture))
+    assert code == 0
+    assert "gate_up" in out
+    assert "3 worker" in out
+    assert picture.read_text().lstrip().startswith("<?xml")
+    assert terminal.run("inspect", str(tmp_path), "--workers", "0")[0] == 2
+
+
+def test_models_are_listed(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = fetch.ModelEntry("some/model", "from the hub", 1_500_000, Path("x"))
+    default = fetch.ModelEntry(cli.DEFAULT_MODEL, "small", 98_000_000, None)
+    monkeypatch.setattr(fetch, "describe_models", lambda: [default, here])
+    code, out, _ = terminal.run("models")
+    first, second = out.splitlines()
+    assert code == 0
+    assert cli.DEFAULT_MODEL in first
+    assert "default" in first
+    assert "fetched" not in first
+    assert "fetched" in second
+    assert "1.5 MB" in second
+
+
+def test_pull_prints_the_place(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(spec: str, progress: Any) -> Path:
+        progress.start(100, f"Fetching {spec}")
+        progress.advance(100)
+        progress.done()
+        return Path("some") / spec
+
+    monkeypatch.setattr(fetch, "resolve", resolve)
+    code, out, err = terminal.run("pull", "tiny")
+    assert (code, out) == (0, str(Path("some/tiny")) + "\n")
+    assert "Fetching tiny" in err
+
+
+def test_plain_progress_speaks_at_every_quarter(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = PlainProgress()
+    progress.start(1000, "Fetching x")
+    for _ in range(100):
+        progress.advance(10)
+    progress.done()
+    progress.note("a note")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Fetching x (1.0 kB)"
+    assert lines[1:] == ["Fetching x: 25%", "Fetching x: 50%", "Fetching x: 75%", "Fetching x: 100%", "a note"]
+
+
+def test_the_bar_of_a_terminal() -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    progress = TerminalProgress(Console(file=out, force_terminal=True, width=100))
+    progress.advance(5)  # before a start, and after the end: nothing to move
+    progress.start(100, "Fetching x")
+    progress.advance(100)
+    progress.note("[a] note")
+    progress.done()
+    progress.done()
+    assert "Fetching x" in out.getvalue()
+    assert "[a] note" in out.getvalue()
