@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_models import CASES, random_model
 
 from monolane.errors import ModelFileError
 from monolane.model.progress import Silent
@@ -17,6 +16,7 @@ from monolane.program.layout import Layout
 from monolane.program.plan import make_plan
 from monolane.program.tape import Tape, allocate_tape, matrix_rows, pack_tape
 from monolane.program.tape_store import load_tape
+from random_models import CASES, random_model
 
 LAYOUT = Layout("test", tile_rows=8, block=32)
 

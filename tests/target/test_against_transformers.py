@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from random_models import CASES, Case, random_model
 
 from monolane.target import open_target
 from monolane.target.base import Target
+from random_models import CASES, Case, random_model
 
 LENGTHS = (1, 15, 16, 17, 200)  # around the border of a pass, and beyond one split of the context
 # What fp32 sums in another order may differ by, of logits with a deviation of about 1.

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_models import CASES, random_model
 
 from monolane.errors import ResourceError, TargetError, UsageError
 from monolane.program.sample import Sampling
@@ -23,6 +22,7 @@ from monolane.target.cpu.memory import allocate
 from monolane.target.cpu.native import Library
 from monolane.target.cpu.runtime import CpuTarget
 from monolane.target.interpreter import InterpreterTarget
+from random_models import CASES, random_model
 
 MODEL = random_model(CASES[3])  # the smallest
 LONG = Request(MODEL.tokens[:4], 0, 500, frozenset(), Sampling())

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_models import CASES, random_model
 
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import open_target
 from monolane.target.base import Finish, Request, Target, Token
+from random_models import CASES, random_model
 
 CASE = CASES[0]
 PROMPT = random_model(CASE).tokens[:20]

@@ -60,41 +60,69 @@ inline void append(const Shared& shared, const Stage& stage, const CacheView& ca
   }
 }
 
-// One query head over positions [begin, end) of one split: maximum, sum of exponentials, weighted values.
-inline void attend_split(const CacheView& cache, const float* query, int64_t begin, int64_t end, float* partial) {
-  alignas(64) float weights[kSplit];
+// Query heads that go over the keys together: each key is loaded once for all of them, and their sums run side by side.
+constexpr int kTogether = kGroup < 4 ? kGroup : 4;
+
+// kCount query heads over positions [begin, end) of one split: maximum, sum of exponentials, weighted values of each.
+template <int kCount>
+inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStride], int64_t begin, int64_t end, float* const* partials) {
+  alignas(64) float weights[kCount][kSplit];
   const int64_t base = begin / kSplit * kSplit;
   const int64_t first_block = (begin - base) / kLanes * kLanes;
-  float top = -INFINITY;
+  float top[kCount];
+  std::fill(top, top + kCount, -INFINITY);
   for (int64_t b = first_block; base + b < end; b += kLanes) {
-    F16 scores = splat(0.0f);
+    F16 even[kCount], odd[kCount];  // sums over even and odd dimensions, so that an addition need not wait for the last one
+    for (int q = 0; q < kCount; q++) even[q] = odd[q] = splat(0.0f);
     const Cached* keys = cache.key(base + b, 0);
-    for (int d = 0; d < kHeadDim; d++) scores += splat(query[d]) * load(keys + d * kLanes);
-    scores *= splat(kScale);
-    // Keys outside [begin, end) have whatever the cache held before: they are masked, not multiplied by zero.
-    for (int i = 0; i < kLanes; i++)
-      if (base + b + i < begin || base + b + i >= end) scores[i] = -INFINITY;
-    store(weights + b, scores);
-    top = std::fmax(top, highest(scores));
+    for (int d = 0; d < kHeadDim; d += 2) {
+      const F16 key0 = load(keys + d * kLanes), key1 = load(keys + (d + 1) * kLanes);
+      for (int q = 0; q < kCount; q++) {
+        even[q] += splat(queries[q][d]) * key0;
+        odd[q] += splat(queries[q][d + 1]) * key1;
+      }
+    }
+    for (int q = 0; q < kCount; q++) {
+      F16 scores = (even[q] + odd[q]) * splat(kScale);
+      // Keys outside [begin, end) are whatever the cache held before: they are masked, not multiplied by zero.
+      if (base + b < begin || base + b + kLanes > end)
+        for (int i = 0; i < kLanes; i++)
+          if (base + b + i < begin || base + b + i >= end) scores[i] = -INFINITY;
+      store(weights[q] + b, scores);
+      top[q] = std::fmax(top[q], highest(scores));
+    }
   }
-  F16 total = splat(0.0f);
-  for (int64_t b = first_block; base + b < end; b += kLanes) {
-    F16 e = exponential(load(weights + b) - splat(top));
-    for (int i = 0; i < kLanes; i++)
-      if (base + b + i < begin || base + b + i >= end) e[i] = 0.0f;
-    store(weights + b, e);
-    total += e;
+  for (int q = 0; q < kCount; q++) {
+    F16 total = splat(0.0f);
+    for (int64_t b = first_block; base + b < end; b += kLanes) {
+      const F16 scores = load(weights[q] + b);
+      const F16 e = scores == splat(-INFINITY) ? splat(0.0f) : exponential(scores - splat(top[q]));
+      store(weights[q] + b, e);
+      total += e;
+    }
+    partials[q][kHeadStride] = top[q];
+    partials[q][kHeadStride + 1] = sum(total);
   }
-  F16 sums[kHeadStride / kLanes];
-  for (auto& s : sums) s = splat(0.0f);
-  for (int64_t j = begin; j < end; j++) {
-    const F16 weight = splat(weights[j - base]);
-    const Cached* value = cache.value(j);
-    for (int d = 0; d < kHeadStride / kLanes; d++) sums[d] += weight * load(value + d * kLanes);
+  for (int d = 0; d < kHeadStride; d += kLanes) {
+    F16 sums[kCount];
+    for (auto& s : sums) s = splat(0.0f);
+    for (int64_t j = begin; j < end; j++) {
+      const F16 value = load(cache.value(j) + d);
+      for (int q = 0; q < kCount; q++) sums[q] += splat(weights[q][j - base]) * value;
+    }
+    for (int q = 0; q < kCount; q++) store(partials[q] + d, sums[q]);
   }
-  for (int d = 0; d < kHeadStride / kLanes; d++) store(partial + d * kLanes, sums[d]);
-  partial[kHeadStride] = top;
-  partial[kHeadStride + 1] = sum(total);
+}
+
+template <int kCount>
+inline void attend_heads(Shared& shared, const Stage& stage, const CacheView& cache, int row, int first_head, int64_t split, int64_t begin, int64_t end) {
+  alignas(64) float queries[kCount][kHeadStride] = {};
+  float* partials[kCount];
+  for (int q = 0; q < kCount; q++) {
+    rotate(shared, shared.row(stage.reads, row) + (first_head + q) * kHeadDim, stage.q_norm, stage.eps, row, queries[q]);
+    partials[q] = shared.partial(stage.writes, row, split, first_head + q);
+  }
+  attend_split<kCount>(cache, queries, begin, end, partials);
 }
 
 inline void attend(Worker& worker, const Stage& stage, const Pass& pass) {
@@ -110,11 +138,10 @@ inline void attend(Worker& worker, const Stage& stage, const Pass& pass) {
       const int64_t begin = std::max(first_seen(pass.start + p, stage.window), split * kSplit);
       const int64_t end = std::min(pass.start + p + 1, (split + 1) * kSplit);
       if (begin >= end) continue;
-      for (int q = head * kGroup; q < (head + 1) * kGroup; q++) {
-        alignas(64) float query[kHeadStride] = {};
-        rotate(shared, shared.row(stage.reads, p) + q * kHeadDim, stage.q_norm, stage.eps, p, query);
-        attend_split(cache, query, begin, end, shared.partial(stage.writes, p, split, q));
-      }
+      int q = head * kGroup;
+      for (; q + kTogether <= (head + 1) * kGroup; q += kTogether)
+        attend_heads<kTogether>(shared, stage, cache, p, q, split, begin, end);
+      for (; q < (head + 1) * kGroup; q++) attend_heads<1>(shared, stage, cache, p, q, split, begin, end);
     }
   }
 }

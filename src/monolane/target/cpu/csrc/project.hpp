@@ -13,8 +13,12 @@ constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // 32 registers 
 constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // 16 registers of 8 lanes
 #endif
 
+// Bytes ahead that the tape is asked for: one core's bandwidth times the latency of memory. The processor's own prefetch
+// alone reaches two thirds of the bandwidth. Running past a segment is right: what follows on the tape is read next.
+constexpr int kAhead = 4096;
+
 // Dot products of kRows rows of a tile with kCount positions.
-template <int kRows, int kCount>
+template <int kRows, int kCount, bool kFetch>
 inline void dot(const uint16_t* tile, const float* x, int stride, float (*out)[kTileRows]) {
   F16 sums[kRows][kCount];
   for (int r = 0; r < kRows; r++)
@@ -29,6 +33,7 @@ inline void dot(const uint16_t* tile, const float* x, int stride, float (*out)[k
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
       F16 even, odd;
+      if (kFetch) __builtin_prefetch(reinterpret_cast<const char*>(block + r * kBlock) + kAhead);
       load_pair(block + r * kBlock, even, odd);
 #pragma GCC unroll 4
       for (int p = 0; p < kCount; p++) {
@@ -41,9 +46,25 @@ inline void dot(const uint16_t* tile, const float* x, int stride, float (*out)[k
     for (int p = 0; p < kCount; p++) out[p][r] = sum(sums[r][p]);
 }
 
-template <int kRows, int kCount>
+template <int kRows, int kCount, bool kFetch>
 inline void dot_tile(const uint16_t* tile, const float* x, int stride, float (*out)[kTileRows]) {
-  for (int r = 0; r < kTileRows; r += kRows) dot<kRows, kCount>(tile + r * kBlock, x, stride, reinterpret_cast<float(*)[kTileRows]>(&out[0][r]));
+  for (int r = 0; r < kTileRows; r += kRows)
+    dot<kRows, kCount, kFetch>(tile + r * kBlock, x, stride, reinterpret_cast<float(*)[kTileRows]>(&out[0][r]));
+}
+
+// A tile at all positions: only the first sweep over it comes from memory.
+inline void dot_positions(const uint16_t* tile, const float* x, int stride, int count, float (*out)[kTileRows]) {
+  int p = 0;
+  if (count >= kPositions) {
+    dot_tile<kRowsOfMany, kPositions, true>(tile, x, stride, out);
+    p = kPositions;
+  } else {
+    dot_tile<kRowsOfOne, 1, true>(tile, x, stride, out);
+    p = 1;
+  }
+  for (; p + kPositions <= count; p += kPositions)
+    dot_tile<kRowsOfMany, kPositions, false>(tile, x + p * stride, stride, out + p);
+  for (; p < count; p++) dot_tile<kRowsOfOne, 1, false>(tile, x + p * stride, stride, out + p);
 }
 
 // What becomes of the eight dot products of a tile at one position.
@@ -87,11 +108,8 @@ inline void project(Worker& worker, const Stage& stage, const Pass& pass) {
   const float* x = worker.x.get();
   for (int64_t t = 0; t < segment.tiles; t++, tile += kTileRows * stride) {
     alignas(64) float sums[kWidth][kTileRows];
-    int p = 0;
-    if (count >= kPositions)
-      for (; p + kPositions <= count; p += kPositions) dot_tile<kRowsOfMany, kPositions>(tile, x + p * stride, stride, sums + p);
-    for (; p < count; p++) dot_tile<kRowsOfOne, 1>(tile, x + p * stride, stride, sums + p);
-    for (p = 0; p < count; p++)
+    dot_positions(tile, x, stride, count, sums);
+    for (int p = 0; p < count; p++)
       finish_tile(worker.shared, stage, (segment.first_tile + t) * kTileRows, first + p, p, sums[p]);
   }
 }

@@ -75,12 +75,13 @@ class Sampler {
   }
 
   bool take_scores(const float* logits) {
+    int64_t* scores = scores_.data();
     int not_numbers = 0;
     for (int i = 0; i < kVocab; i++) {
       const float v = logits[i];
-      not_numbers += v != v;
+      not_numbers |= v != v;
       const float limited = v < -kScoreLimit ? -kScoreLimit : v > kScoreLimit ? kScoreLimit : v;
-      scores_[i] = static_cast<int32_t>(std::nearbyint(limited * static_cast<float>(1 << kScoreBits)));
+      scores[i] = static_cast<int32_t>(std::nearbyint(limited * static_cast<float>(1 << kScoreBits)));
     }
     return not_numbers == 0;
   }
@@ -96,7 +97,9 @@ class Sampler {
   }
 
   int32_t argmax() const {
-    return static_cast<int32_t>(std::max_element(scores_.begin(), scores_.end()) - scores_.begin());
+    int64_t top = scores_[0];
+    for (const int64_t score : scores_) top = std::max(top, score);  // two simple loops: both in vectors
+    return static_cast<int32_t>(std::find(scores_.begin(), scores_.end(), top) - scores_.begin());
   }
 
   int32_t draw(int64_t position) {
