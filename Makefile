@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install serve test check clean
+.PHONY: install serve test check bench report clean
 
 # The package in an environment of its own; made again whenever pyproject.toml changes.
 install: $(VENV)/.installed
@@ -28,6 +28,18 @@ check: $(VENV)/.test
 
 test: check
 	$(BIN)/python -m pytest
+
+# Speed beside the machine's read ceiling and beside llama.cpp; minutes, on an otherwise idle machine.
+bench: install
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
+	for model in smollm2-135m qwen2.5-coder-1.5b; do \
+		$(BIN)/python -m monolane.bench decode $$model && $(BIN)/python -m monolane.bench load $$model || exit 1; \
+	done
+	$(MAKE) report
+
+# The README's table from the results.
+report: install
+	$(BIN)/python -m monolane.bench report
 
 clean:
 	rm -rf $(VENV) build dist

@@ -1,4 +1,4 @@
-"""Small random models of every family in awkward shapes, made by transformers, which is also the judge of our results."""
+"""Small random models of every family in awkward shapes, made by transformers, which is also the judge of ours."""
 
 from __future__ import annotations
 

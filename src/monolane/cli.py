@@ -175,10 +175,10 @@ def inspect(
     workers: options.Workers = None,
     context: options.Context = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the plan into this file (.svg, .png or .pdf).")
-    ] = None,
+        Path, typer.Option(metavar="FILE", help="Where the picture of the tapes goes (.svg, .png or .pdf).")
+    ] = Path("plan.svg"),
 ) -> None:
-    """Show a model's program: stages, bytes per stage and worker, hand-offs, balance."""
+    """Show a model's program: stages, bytes per stage and worker, hand-offs, balance; and draw its tapes."""
     from monolane.model.fetch import resolve
     from monolane.model.load import load_config
     from monolane.program import inspect as program
@@ -188,9 +188,8 @@ def inspect(
     config = load_config(resolve(model, progress_bar()))
     plan = plan_for(config, workers)
     typer.echo(program.report(plan, choose_context(config.context, context)))
-    if picture is not None:
-        program.picture(plan, picture)
-        typer.echo(f"Picture: {picture}", err=True)
+    program.picture(plan, picture)
+    typer.echo(f"picture: {picture}", err=True)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Our logits against transformers in fp32, from the same files: every family, awkward shapes, every way through the code."""
+"""Our logits against transformers in fp32, from the same files: every family, awkward shapes, every target."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The life of a request on the CPU target: tokens as they come, abort, stuck workers, limits, the compiler and its cache."""
+"""The life of a request on the CPU target: tokens as they come, abort, stuck workers, limits, the compiler."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path, monk
     script = fake_compiler(tmp_path, 'case "$1" in --version) echo 1;; *) echo "it hurts" >&2; exit 1;; esac')
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(TargetError, match="(?s)did not compile.*it hurts"):
+    with pytest.raises(TargetError, match=r"(?s)did not compile.*it hurts"):
         open_target(MODEL.config, MODEL.weights)
     assert not list((tmp_path / "cache" / "kernels").iterdir())
     monkeypatch.setenv("CXX", "/nowhere/c++")

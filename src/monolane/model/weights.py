@@ -23,7 +23,7 @@ Bf16Bits = NDArray[np.uint16]
 
 
 class Weights(Protocol):
-    """A read-only store of named tensors. Matrices are [out, in], read by blocks of rows so that memory stays bounded."""
+    """A read-only store of named tensors. Matrices are [out, in], read by blocks of rows to bound memory."""
 
     @property
     def identity(self) -> str:

@@ -56,7 +56,7 @@ def build_program(config: ModelConfig, cache_format: CacheFormat = "bf16") -> Pr
         cache_format=cache_format,
     )
     buffers = (
-        # The residual stream alternates between two buffers, so that no buffer is rewritten while a slower worker reads it.
+        # The residual stream alternates between two buffers: neither is rewritten while a slower worker reads it.
         Buffer("stream_a", config.hidden),
         Buffer("stream_b", config.hidden),
         Buffer("qkv", config.q_size + 2 * config.kv_size),

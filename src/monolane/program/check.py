@@ -24,15 +24,15 @@ from monolane.program.stage import (
 REUSE_DISTANCE = 2  # hand-offs between reading a buffer and writing it again
 
 
-class BrokenPlan(AssertionError):
+class BrokenPlanError(AssertionError):
     """A plan that must not run. It is our mistake, never the user's."""
 
 
 def check(plan: Plan) -> None:
-    """Raise BrokenPlan with everything that is wrong with a plan."""
+    """Raise BrokenPlanError with everything that is wrong with a plan."""
     found = list(problems(plan))
     if found:
-        raise BrokenPlan("\n".join(found))
+        raise BrokenPlanError("\n".join(found))
 
 
 def problems(plan: Plan) -> Iterator[str]:

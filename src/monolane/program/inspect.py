@@ -1,8 +1,9 @@
-"""A plan for people: its stages with their bytes, who reads how much, how even the shares are; as text and as a picture."""
+"""A plan for people: its stages with their bytes, who reads how much, how even the shares are; text and picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 from monolane.errors import ResourceError, UsageError
@@ -17,44 +18,37 @@ PICTURE_FORMATS = (".svg", ".png", ".pdf")
 
 def report(plan: Plan, context: int) -> str:
     """Everything about a plan on one screen: a layer's stages stand for all layers of the same kind."""
-    program = plan.program
+    program, layout = plan.program, plan.layout
     rows = [("layer", "stage", "matrix", "MB", "input", "reads", "writes"), *_rows(plan)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    longest, shortest = max(plan.tape_bytes), min(plan.tape_bytes)
     even = plan.bytes_per_token / plan.workers
+    above, below = max(plan.tape_bytes) / even - 1, 1 - min(plan.tape_bytes) / even
+    cache, full_cache = program.cache_bytes(1), program.cache_bytes(context) / MEGA
     lines = [
         *table,
         "",
-        f"{len(program.stages)} stages, {program.handoffs} hand-offs, {plan.bytes_per_token / MEGA:,.1f} MB streamed per token",
-        f"cache: {program.cache_bytes(1):,} bytes per token, {program.cache_bytes(context) / MEGA:,.1f} MB for {context:,} tokens",
-        f"{plan.workers} worker(s), layout {plan.layout.name}: tiles of {plan.layout.tile_rows} rows, blocks of {plan.layout.block}",
+        f"{len(program.stages)} stages, {program.handoffs} hand-offs",
+        f"{plan.bytes_per_token / MEGA:,.1f} MB streamed per token",
+        f"cache: {cache:,} bytes per token, {full_cache:,.1f} MB for {context:,} tokens",
+        f"{plan.workers} worker(s), layout {layout.name}: tiles of {layout.tile_rows} rows, blocks of {layout.block}",
         *(f"  tape {worker}: {size / MEGA:,.2f} MB" for worker, size in enumerate(plan.tape_bytes)),
-        f"balance: the longest tape is {100 * (longest / even - 1):.2f}% above even, the shortest {100 * (1 - shortest / even):.2f}% below",
+        f"balance: the longest tape is {above:.2%} above even, the shortest {below:.2%} below",
     ]
     return "\n".join(lines)
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     """One row per stage; a layer that repeats the one before it is counted, not printed."""
-    layers: dict[int | None, list[Stage]] = {}
-    order: list[int | None] = []
-    for stage in plan.program.stages:
-        layer = getattr(stage, "layer", None)
-        key = layer if layer is not None else -len(order) - 1
-        if key not in layers:
-            order.append(key)
-        layers.setdefault(key, []).append(stage)
-    groups: list[tuple[list[tuple[str, ...]], int, int]] = []
-    for key in order:
-        cells = [_cells(plan, stage) for stage in layers[key]]
-        first = key if key is not None and key >= 0 else -1
-        if groups and first >= 0 and groups[-1][0] == cells:
-            groups[-1] = (cells, groups[-1][1], first)
+    groups: list[tuple[list[int], list[tuple[str, ...]]]] = []  # layers, their common stages
+    for layer, stages in groupby(plan.program.stages, lambda stage: getattr(stage, "layer", None)):
+        cells = [_cells(plan, stage) for stage in stages]
+        if layer is not None and groups and groups[-1][0] and groups[-1][1] == cells:
+            groups[-1][0].append(layer)
         else:
-            groups.append((cells, first, first))
-    for cells, first, last in groups:
-        label = "" if first < 0 else str(first) if first == last else f"{first}-{last}"
+            groups.append(([] if layer is None else [layer], cells))
+    for layers, cells in groups:
+        label = "-".join(str(layer) for layer in dict.fromkeys((layers[0], layers[-1]))) if layers else ""
         yield from ((label, *row) for row in cells)
 
 

@@ -1,7 +1,7 @@
 """Sampling in integers, so that every target, in whatever order it sums, chooses the same token.
 
-Logits become fixed-point numbers once; penalties, temperature and the softmax are integer arithmetic from there on.
-Integer sums do not depend on their order, so a kernel may reduce in parallel and still agree with this page bit for bit.
+Logits become fixed-point numbers once; from there on penalties, temperature and the softmax are integer arithmetic.
+Integer sums do not depend on their order: a kernel may reduce in parallel and still agree with this page bit for bit.
 
     score     = logit in steps of 2**-20
     distance  = highest score - score, which is never negative
@@ -9,7 +9,7 @@ Integer sums do not depend on their order, so a kernel may reduce in parallel an
     kept      = top-k, then top-p, then min-p, in the order (weight falls, id rises)
     chosen    = the first kept id, in order of id, whose running sum of weights exceeds random * total / 2**64
 
-The random number is Philox4x32-10 of (seed, position), so a seed and a place in the sequence give the same draw anywhere.
+The random number is Philox4x32-10 of (seed, position): a seed and a place in the sequence give the same draw anywhere.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class FixedSampling:
 
 @dataclass(frozen=True)
 class Choice:
-    """A sampled token, and what its logprobs are made of: distances of scores, and the sum of all weights at temperature 1."""
+    """A sampled token, and what its logprobs are made of: distances of scores, the weights' sum at temperature 1."""
 
     token: int
     distance: int = 0

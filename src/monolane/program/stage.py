@@ -165,7 +165,7 @@ Stage = Embed | Project | Attend | Sample
 
 @dataclass(frozen=True)
 class Buffer:
-    """An fp32 activation buffer. ``size`` elements per position of a pass, times the splits of the context if ``per_split``."""
+    """An fp32 activation buffer: ``size`` elements per position of a pass, or per position and split of the context."""
 
     name: str
     size: int

@@ -1,4 +1,4 @@
-"""Tapes kept between starts, where making them costs a conversion: tiles in program order, whatever the number of workers.
+"""Tapes kept between starts, where making them costs a conversion: tiles in program order, for any number of workers.
 
 A worker's share of a matrix is a run of consecutive tiles, so a tape for any plan is read back with one read per
 segment. The file appears only when it is whole and on the disk. It can always be made again.
@@ -35,7 +35,7 @@ def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progre
             return tape
         pack_tape(tape, weights, progress.advance)
     if weights.widened and _has_room(size):
-        # Not a daemon: a program that ends right away still leaves a whole file. It holds the tape, which lives on anyway.
+        # Not a daemon: a program that ends right away still leaves a whole file.
         threading.Thread(target=_keep, args=(path, pieces), name="keep tape").start()
     return tape
 

@@ -81,7 +81,7 @@ class Target(Protocol):
         """Start a request. TargetError where one is still running."""
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """[len(tokens), vocab]: the logits after each token of a sequence, from an empty cache. For tests and accuracy."""
+        """[len(tokens), vocab]: the logits after each token of a sequence, from an empty cache. It takes the cache."""
 
     def close(self) -> None:
         """End the workers and free the memory. A run under way is aborted first."""

@@ -30,8 +30,11 @@ MAX_WORKERS = 1024
 
 
 def plan_for(config: ModelConfig, workers: int | None = None, cache_format: CacheFormat = "bf16") -> Plan:
-    """The plan that ``open_target`` would run, checked."""
-    plan = make_plan(build_program(config, cache_format), LAYOUT, choose_workers(workers))
+    """The plan that ``open_target`` runs, checked; for any number of workers, also one that this machine has not."""
+    workers = len(machine.processors()) if workers is None else workers
+    if not 1 <= workers <= MAX_WORKERS:
+        raise UsageError(f"{workers} workers are not possible.", f"Choose between 1 and {MAX_WORKERS} workers.")
+    plan = make_plan(build_program(config, cache_format), LAYOUT, workers)
     check(plan)
     return plan
 
@@ -51,6 +54,7 @@ def open_target(
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     context = choose_context(config.context, context)
+    require_processors(workers)
     plan = plan_for(config, workers, cache_format)
     require_memory(plan, context)
     compiler = None if device == "interpreter" else find_compiler()
@@ -83,19 +87,14 @@ def choose_context(limit: int, asked: int | None) -> int:
     return asked
 
 
-def choose_workers(asked: int | None) -> int:
-    """One worker per core, unless asked otherwise."""
-    if asked is None:
-        return len(machine.processors())
-    if not 1 <= asked <= MAX_WORKERS:
-        raise UsageError(f"{asked} workers are not possible.", f"Choose between 1 and {MAX_WORKERS} workers.")
+def require_processors(workers: int | None) -> None:
+    """Refuse so many workers that they would only wait for each other."""
     limit = max(8, 4 * (os.cpu_count() or 1))
-    if asked > limit:
+    if workers is not None and workers > limit:
         raise UsageError(
-            f"{asked} workers are too many for {os.cpu_count()} processors: they would only wait for each other.",
+            f"{workers} workers are too many for {os.cpu_count()} processors.",
             f"Choose at most {limit}; one per core ({len(machine.processors())}) is fastest.",
         )
-    return asked
 
 
 def memory_needed(plan: Plan, context: int) -> dict[str, int]:

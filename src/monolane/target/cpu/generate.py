@@ -1,4 +1,4 @@
-"""The generated source of a kernel: constants and the table of stages, then one include. The headers are the product."""
+"""The generated source of a kernel: constants, the table of stages, one include. The headers are the product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "
 
 
 def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str:
-    """C++ for one program. ``stall`` = (worker, stage, seconds) makes one worker sleep there: for tests of the watchdog."""
+    """C++ for one program. ``stall`` = (worker, stage, seconds) makes one worker sleep there: to test the deadline."""
     shape = program.attention
     widest = max(LAYOUT.padded_cols(stage.matrix) for stage in program.projections)
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)

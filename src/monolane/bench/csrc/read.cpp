@@ -1,0 +1,60 @@
+// How fast this machine reads memory: pinned threads, each summing its own buffer with 64-byte loads, asking a fixed
+// distance ahead. Nothing is computed but a sum that must not be optimised away.
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
+namespace {
+
+typedef uint64_t Line __attribute__((vector_size(64)));
+constexpr int64_t kStep = 512;  // bytes per turn of the loop: eight lines
+
+template <bool kFetch>
+uint64_t read_all(const uint8_t* p, int64_t bytes, int64_t ahead) {
+  Line sums[8] = {};
+  for (int64_t i = 0; i + kStep <= bytes; i += kStep)
+    for (int j = 0; j < 8; j++) {
+      if (kFetch) __builtin_prefetch(p + i + j * 64 + ahead);
+      Line line;
+      std::memcpy(&line, p + i + j * 64, sizeof line);
+      sums[j] += line;
+    }
+  uint64_t total = 0;
+  for (auto& s : sums)
+    for (int k = 0; k < 8; k++) total += s[k];
+  return total;
+}
+
+}  // namespace
+
+// Seconds from the moment all threads are ready to the moment the last has read its buffer.
+extern "C" double monolane_read_seconds(const uint8_t* const* buffers, int64_t bytes, int threads, const int32_t* processors, int64_t ahead, uint64_t* sink) {
+  std::atomic<int> ready{0};
+  std::atomic<bool> go{false};
+  std::vector<std::thread> workers;
+  for (int t = 0; t < threads; t++)
+    workers.emplace_back([&, t] {
+#if defined(__linux__)
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      CPU_SET(processors[t], &set);
+      pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+#endif
+      ready++;
+      while (!go) {
+      }
+      sink[t] = ahead ? read_all<true>(buffers[t], bytes, ahead) : read_all<false>(buffers[t], bytes, 0);
+    });
+  while (ready < threads) std::this_thread::yield();
+  const auto start = std::chrono::steady_clock::now();
+  go = true;
+  for (auto& worker : workers) worker.join();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
