@@ -14,6 +14,7 @@ import transformers
 from numpy.typing import NDArray
 
 from monolane.model.config import ModelConfig
+from monolane.model.families import FAMILIES
 from monolane.model.huggingface import open_folder
 from monolane.model.weights import Weights
 
@@ -44,7 +45,7 @@ class Case:
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
-CASES = (
+_WRITTEN = (
     Case("llama-64-tied", "Llama", 324, 9, 3, 64, 3, 777, 333, True, {"rope_parameters": LLAMA3_ROPE}),
     Case("llama-80-one-kv-head", "Llama", 200, 5, 1, 80, 1, 1001, 450, False),
     Case("llama-96-biases", "Llama", 288, 9, 9, 96, 3, 515, 260, False, {"attention_bias": True, "mlp_bias": True}),
@@ -55,6 +56,12 @@ CASES = (
     Case("qwen2-96", "Qwen2", 576, 6, 2, 96, 1, 391, 555, False),
     Case("qwen3-128", "Qwen3", 200, 8, 8, 128, 1, 601, 330, True),
     Case("qwen3-96-seven-kv-heads", "Qwen3", 196, 14, 7, 96, 3, 809, 350, False),
+)
+# A family that nobody has written a case for is tested all the same.
+CASES = _WRITTEN + tuple(
+    Case(f"{family.name}-plain", name, 200, 6, 2, 64, 2, 501, 260, False)
+    for family in FAMILIES
+    if (name := family.architecture.removesuffix("ForCausalLM")) not in {case.family for case in _WRITTEN}
 )
 
 

@@ -88,7 +88,21 @@ def test_one_request_at_a_time_and_none_after_closing() -> None:
 
 def test_closing_while_a_request_runs_ends_it() -> None:
     target = open_target(MODEL.config, MODEL.weights, workers=2)
-    target.run(LONG)
+    run = target.run(LONG)
+    target.close()
+    run.abort()
+    with pytest.raises(TargetError, match="closed"):
+        list(run)
+
+
+def test_aborting_a_request_that_has_ended_leaves_the_next_one_alone() -> None:
+    target = open_target(MODEL.config, MODEL.weights, workers=2)
+    ended = target.run(LONG)
+    complete = [token.id for batch in ended for token in batch]
+    ended.finish = None  # as if it had ended between the look and the call  # type: ignore[misc]
+    following = target.run(LONG)
+    ended.abort()
+    assert [token.id for batch in following for token in batch] == complete
     target.close()
 
 

@@ -40,7 +40,9 @@ def load_model(path: Path) -> Model:
 
 def load_config(path: Path) -> ModelConfig:
     """The config alone; of a folder, ``config.json`` is all that needs to be there."""
-    return open_gguf(path)[0] if _is_gguf(path) else read_folder_config(path)
+    if _is_gguf(path):
+        return open_gguf(path)[0]
+    return open_folder(path)[0] if any(path.glob("*.safetensors")) else read_folder_config(path)
 
 
 def _is_gguf(path: Path) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,10 @@ from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.tape import PACK_BYTES, Allocate, Bytes, Tape, allocate_tape, pack_tape
 
+FORMAT = 1  # of the file; another number where packing or widening changes what is in it
+KEPT = 3  # tapes: the ones used last
 SPARE_BYTES = 4 << 30  # disk that stays free: keeping a tape is a convenience
+ABANDONED_S = 3600.0  # nobody takes that long to write a tape
 
 
 def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progress) -> Tape:
@@ -75,6 +79,7 @@ def _read(path: Path, pieces: list[tuple[int, Bytes]], progress: Progress) -> bo
         with path.open("rb") as file, ThreadPoolExecutor(os.cpu_count() or 1, "read tape") as pool:
             for done in pool.map(lambda piece: read(*piece), pieces):
                 progress.advance(done)
+        path.touch()  # used just now
     except (OSError, EOFError):
         return False
     return True
@@ -83,14 +88,22 @@ def _read(path: Path, pieces: list[tuple[int, Bytes]], progress: Progress) -> bo
 def _keep(path: Path, pieces: list[tuple[int, Bytes]]) -> None:
     """Write the file. Where that fails, the next start packs again: nothing is lost and nobody is told."""
     try:
-        for old in path.parent.glob(f"{path.name.split('.')[0]}.*"):
-            if old != path:
-                old.unlink()  # of the same model, of an earlier layout or of changed files
+        _make_room(path.parent)
         with atomic_write(path) as file:
             for _, piece in sorted(pieces, key=lambda item: item[0]):
                 file.write(piece.data)
     except (OSError, MonolaneError):
         pass
+
+
+def _make_room(folder: Path) -> None:
+    """Tapes that were not used lately go, and so does what a killed process left half-written."""
+    files = sorted(folder.glob("*.tiles"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for old in files[KEPT - 1 :]:
+        old.unlink()
+    for left in folder.glob(".*.tmp"):
+        if time.time() - left.stat().st_mtime > ABANDONED_S:
+            left.unlink()
 
 
 def _has_room(size: int) -> bool:
@@ -102,6 +115,6 @@ def _has_room(size: int) -> bool:
 def _path(plan: Plan, weights: Weights) -> Path:
     """One file per model (its identity) and layout."""
     program = plan.program
-    shape = repr((plan.layout, [stage.matrix for stage in program.projections], program.table))
+    shape = repr((FORMAT, plan.layout, [stage.matrix for stage in program.projections], program.table))
     source = hashlib.sha256(weights.identity.encode()).hexdigest()[:24]
     return cache_folder("tapes") / f"{source}.{hashlib.sha256(shape.encode()).hexdigest()[:16]}.tiles"

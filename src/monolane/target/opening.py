@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 from monolane.errors import ResourceError, UsageError
@@ -20,13 +21,14 @@ from monolane.target.cpu import machine
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.generate import LAYOUT, generate
 from monolane.target.cpu.memory import allocate
-from monolane.target.cpu.native import Library
+from monolane.target.cpu.native import Entry, Library
 from monolane.target.cpu.runtime import CpuTarget, cache_sizes
 from monolane.target.interpreter import InterpreterTarget
 
 DEVICES = ("auto", "cpu", "interpreter")
 DEFAULT_CONTEXT = 8192  # tokens, where the model allows as many and the user asks for nothing else
 MAX_WORKERS = 1024
+ENTRY_BYTES = ctypes.sizeof(Entry)
 
 
 def plan_for(config: ModelConfig, workers: int | None = None, cache_format: CacheFormat = "bf16") -> Plan:
@@ -104,7 +106,9 @@ def memory_needed(plan: Plan, context: int) -> dict[str, int]:
     return {
         "weights": plan.bytes_per_token + 4 * constants + _table_bytes(program),
         "cache": sum(cache_sizes(program, context)),
-        "buffers": _buffer_bytes(program, context),
+        "buffers": _buffer_bytes(program, context)
+        + plan.workers * 4 * MAX_WIDTH * _widest(plan)
+        + ENTRY_BYTES * context,
     }
 
 
@@ -119,6 +123,10 @@ def require_memory(plan: Plan, context: int) -> None:
             f"but only {human_size(available)} are available.",
             "Use a smaller model, a smaller context, or close other programs.",
         )
+
+
+def _widest(plan: Plan) -> int:
+    return max(plan.layout.padded_cols(stage.matrix) for stage in plan.program.projections)
 
 
 def _table_bytes(program: Program) -> int:

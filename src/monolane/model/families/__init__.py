@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from monolane.errors import UnsupportedModelError
-from monolane.model.families.llama import LLAMA
-from monolane.model.families.mistral import MISTRAL
-from monolane.model.families.qwen2 import QWEN2
-from monolane.model.families.qwen3 import QWEN3
 from monolane.model.families.shared import Family
 from monolane.model.settings import Settings
 
-FAMILIES: tuple[Family, ...] = (
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
+# One line per family: the name of its file, which defines FAMILY.
+_FILES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
 )
+
+FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in _FILES)
 
 _HINT = "Use a text generation model of a supported family: " + ", ".join(family.name for family in FAMILIES) + "."
 

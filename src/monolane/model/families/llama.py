@@ -15,4 +15,4 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
 
 
 # GGUF files of Mistral models say "llama" too.
-LLAMA = Family("llama", "LlamaForCausalLM", _refine, gguf_architecture="llama", gguf_interleaved=True)
+FAMILY = Family("llama", "LlamaForCausalLM", _refine, gguf_architecture="llama", gguf_interleaved=True)

@@ -17,4 +17,4 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     return replace(plain, windows=(window,) * plain.layers)
 
 
-MISTRAL = Family("mistral", "MistralForCausalLM", _refine)
+FAMILY = Family("mistral", "MistralForCausalLM", _refine)

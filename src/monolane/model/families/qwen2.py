@@ -13,4 +13,4 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     return replace(plain, windows=layer_windows(settings, plain.layers))
 
 
-QWEN2 = Family("qwen2", "Qwen2ForCausalLM", _refine, gguf_architecture="qwen2", qkv_bias=True)
+FAMILY = Family("qwen2", "Qwen2ForCausalLM", _refine, gguf_architecture="qwen2", qkv_bias=True)

@@ -15,4 +15,4 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     return replace(plain, qkv_bias=bias, o_bias=bias, windows=layer_windows(settings, plain.layers))
 
 
-QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _refine, gguf_architecture="qwen3", qk_norm=True)
+FAMILY = Family("qwen3", "Qwen3ForCausalLM", _refine, gguf_architecture="qwen3", qk_norm=True)

@@ -23,7 +23,7 @@ CONTEXT_LIMIT = 1 << 24
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture. Adding one: a file beside this one, and a line in ``families/__init__.py``.
+    """An architecture. Adding one: a file beside this one that defines FAMILY, and a line in ``families/__init__.py``.
 
     ``refine`` takes the config as read for a plain Llama, and returns it with what this family reads besides.
     """

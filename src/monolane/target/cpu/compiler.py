@@ -18,7 +18,7 @@ from monolane.errors import TargetError
 from monolane.model.cache import cache_folder, disk_errors, make_folder
 from monolane.target.cpu.machine import VectorLevel
 
-HEADERS = Path(__file__).parent / "csrc"
+HEADERS = (Path(__file__).parent / "csrc", Path(__file__).parents[1] / "csrc")  # this target's, and all targets'
 FLAGS = (
     "-std=c++20",
     "-O3",
@@ -76,7 +76,7 @@ def build(source: str, compiler: Compiler, level: VectorLevel, extra_flags: tupl
     with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as work:
         main, built = Path(work) / "kernel.cpp", Path(work) / library.name
         main.write_text(source)
-        _compile([*compiler.command, *flags, f"-I{HEADERS}", str(main), "-o", str(built)])
+        _compile([*compiler.command, *flags, *(f"-I{folder}" for folder in HEADERS), str(main), "-o", str(built)])
         built.replace(library)  # whole, or not at all; whoever comes second replaces it by the same
     return library
 
@@ -85,7 +85,7 @@ def _key(source: str, compiler: Compiler, flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for part in (source, compiler.version, *compiler.command, *flags):
         digest.update(part.encode() + b"\0")
-    for header in sorted(HEADERS.iterdir()):
+    for header in (header for folder in HEADERS for header in sorted(folder.iterdir())):
         digest.update(header.name.encode() + b"\0" + header.read_bytes() + b"\0")
     return digest.hexdigest()[:32]
 

@@ -62,7 +62,16 @@ def processors() -> tuple[int, ...]:
         if core not in seen:
             seen.add(core)
             found.append(cpu)
-    return tuple(found)
+    return tuple(found[: _group_processors() or None])
+
+
+def _group_processors() -> int:
+    """Whole processors that this process's control group grants (``docker --cpus``); 0 where it grants all."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return 0 if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return 0
 
 
 def available_memory() -> int | None:
@@ -80,6 +89,9 @@ def _group_memory() -> list[int]:
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return [] if limit == "max" else [max(0, int(limit) - used)]
+        if limit == "max":
+            return []
+        stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+        return [max(0, int(limit) - used + int(stat.get("inactive_file", 0)))]  # cached files give way
     except (OSError, ValueError):
         return []

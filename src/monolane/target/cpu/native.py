@@ -1,4 +1,4 @@
-"""The C side of the border: twins of the structs in csrc/request.hpp, and the functions of a compiled kernel."""
+"""The C side of the border: twins of the structs in request.hpp and setup.hpp, and a compiled kernel's functions."""
 
 from __future__ import annotations
 
@@ -180,8 +180,8 @@ class Library:
         signatures: dict[str, tuple[Any, list[Any]]] = {
             "open": (c_void_p, [POINTER(_Setup)]),
             "close": (c_int32, [c_void_p]),
-            "start": (c_int32, [c_void_p, POINTER(_Request)]),
-            "abort": (None, [c_void_p]),
+            "start": (c_int64, [c_void_p, POINTER(_Request)]),
+            "abort": (None, [c_void_p, c_int64]),
             "wait": (c_int64, [c_void_p, c_int64, c_int32]),
             "status": (c_int32, [c_void_p]),
             "entries": (c_void_p, [c_void_p]),
@@ -201,11 +201,12 @@ class Library:
     def close(self, engine: int) -> bool:
         return bool(self._calls.monolane_close(engine))
 
-    def start(self, engine: int, request: Arguments) -> bool:
-        return bool(self._calls.monolane_start(engine, ctypes.byref(request.struct)))
+    def start(self, engine: int, request: Arguments) -> int:
+        """The number of the request; 0 where it cannot start."""
+        return int(self._calls.monolane_start(engine, ctypes.byref(request.struct)))
 
-    def abort(self, engine: int) -> None:
-        self._calls.monolane_abort(engine)
+    def abort(self, engine: int, number: int) -> None:
+        self._calls.monolane_abort(engine, number)
 
     def wait(self, engine: int, seen: int, timeout_ms: int) -> int:
         return int(self._calls.monolane_wait(engine, seen, timeout_ms))

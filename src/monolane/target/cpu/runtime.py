@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,43 +42,45 @@ class CpuTarget:
         self.name = description
         self.context = context
         self.bytes_per_token = tape.plan.bytes_per_token
-        self._program = tape.plan.program
+        self.program = tape.plan.program
         self._library = library
-        keys, values = (allocate(size) for size in cache_sizes(self._program, context))
+        keys, values = (allocate(size, huge=False) for size in cache_sizes(self.program, context))
         self._setup = native.make_setup(tape, context, keys, values, processors, deadline_s)
         self._engine: int | None = library.open(self._setup)
-        self._lock = threading.Lock()
+        self._users = 0  # calls into the engine under way
+        self._idle = threading.Condition()
 
     def run(self, request: Request) -> CpuRun:
-        arguments = native.make_request(request)
-        with self._lock:
-            engine = self._open_engine()
-            if not self._library.start(engine, arguments):
-                raise TargetError("A request is still running, or an earlier one got stuck.", "Wait, or load again.")
-        return CpuRun(self, engine, arguments, request.logprobs is not None)
+        return CpuRun(self, native.make_request(request), request.logprobs is not None)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        scores = np.empty((len(tokens), self._program.vocab), np.float32)
-        request = Request(tokens, 0, 0, frozenset(), Sampling())
-        arguments = native.make_request(request, scores)
-        with self._lock:
-            engine = self._open_engine()
-            if not self._library.start(engine, arguments):
-                raise TargetError("A request is still running, or an earlier one got stuck.", "Wait, or load again.")
-        for _ in CpuRun(self, engine, arguments, False):
+        scores = np.empty((len(tokens), self.program.vocab), np.float32)
+        arguments = native.make_request(Request(tokens, 0, 0, frozenset(), Sampling()), scores)
+        for _ in CpuRun(self, arguments, False):
             pass
         return scores
 
     def close(self) -> None:
-        with self._lock:
-            if self._engine is not None and not self._library.close(self._engine):
-                _abandoned.append(self._setup)
-            self._engine = None
+        with self._idle:
+            engine, self._engine = self._engine, None
+            self._idle.wait_for(lambda: self._users == 0)
+        if engine is not None and not self._library.close(engine):
+            _abandoned.append(self._setup)
 
-    def _open_engine(self) -> int:
-        if self._engine is None:
-            raise TargetError("This target is closed.", "Load the model again.")
-        return self._engine
+    @contextmanager
+    def engine(self) -> Iterator[tuple[native.Library, int]]:
+        """The engine for the length of a call; it is not freed meanwhile."""
+        with self._idle:
+            if self._engine is None:
+                raise TargetError("This target is closed.", "Load the model again.")
+            engine = self._engine
+            self._users += 1
+        try:
+            yield self._library, engine
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
 
     def __del__(self) -> None:
         if getattr(self, "_engine", None) is not None:
@@ -87,31 +90,36 @@ class CpuTarget:
 class CpuRun:
     """A request on the workers."""
 
-    def __init__(self, target: CpuTarget, engine: int, arguments: native.Arguments, logprobs: bool) -> None:
-        self._target = target  # keeps the memory alive
-        self._library = target._library
-        self._engine = engine
-        self._arguments = arguments
+    def __init__(self, target: CpuTarget, arguments: native.Arguments, logprobs: bool) -> None:
+        self._target = target
+        self._arguments = arguments  # keeps what the kernel reads alive
         self._logprobs = logprobs
-        self.start_ns = self._library.start_ns(engine)
         self.finish: Finish | None = None
+        with target.engine() as (library, engine):
+            self._number = library.start(engine, arguments)
+            if not self._number:
+                raise TargetError("A request is still running, or an earlier one got stuck.", "Wait, or load again.")
+            self.start_ns = library.start_ns(engine)
 
     def __iter__(self) -> Iterator[list[Token]]:
         seen = 0
         while self.finish is None:
-            made = self._library.wait(self._engine, seen, POLL_MS)
-            status = self._library.status(self._engine)
-            if status != native.RUNNING:
-                made = self._library.wait(self._engine, made, 0)  # what came between the two looks
-            if made > seen:
-                yield [self._token(entry) for entry in self._library.entries(self._engine, seen, made)]
-                seen = made
+            with self._target.engine() as (library, engine):
+                made = library.wait(engine, seen, POLL_MS)
+                status = library.status(engine)
+                if status != native.RUNNING:
+                    made = library.wait(engine, made, 0)  # what came between the two looks
+                tokens = [self._token(entry) for entry in library.entries(engine, seen, made)]
+            if tokens:
+                yield tokens
+            seen = made
             if status != native.RUNNING:
                 self.finish = self._finish(status)
 
     def abort(self) -> None:
         if self.finish is None:
-            self._library.abort(self._engine)
+            with suppress(TargetError), self._target.engine() as (library, engine):  # closed: it has ended already
+                library.abort(engine, self._number)
 
     def _token(self, entry: native.Entry) -> Token:
         if not self._logprobs:
@@ -125,8 +133,9 @@ class CpuRun:
 
     def _finish(self, status: int) -> Finish:
         if status == native.STUCK:
-            worker, missing, stage = self._library.stall(self._engine)
-            where = self._target._program.stages[stage]
+            with self._target.engine() as (library, engine):
+                worker, missing, stage = library.stall(engine)
+            where = self._target.program.stages[stage]
             layer = getattr(where, "layer", None)
             raise TargetError(
                 f"Worker {missing} got stuck: worker {worker} waited for it at stage {where.name!r}"

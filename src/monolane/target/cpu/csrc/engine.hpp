@@ -19,36 +19,45 @@ namespace monolane {
 class Engine {
  public:
   explicit Engine(const Setup& setup) : shared_(setup), entries_(setup.context) {
-    for (int w = 0; w < setup.workers; w++) threads_.emplace_back([this, w] { serve(w); });
+    try {
+      for (int w = 0; w < setup.workers; w++) threads_.emplace_back([this, w] { serve(w); });
+    } catch (...) {  // no more threads to be had: those that wait must leave before they lose what they wait on
+      close();
+      throw;
+    }
   }
 
-  ~Engine() {
-    abort();
+  ~Engine() { close(); }
+
+  void close() {
+    abort(round_);
     {
       std::lock_guard lock(mutex_);
       closing_ = true;
     }
     wake_workers_.notify_all();
     for (auto& thread : threads_) thread.join();
+    threads_.clear();
   }
 
-  bool start(const Request& request) {
+  // The number of the request, by which it can be aborted; 0 where it cannot start.
+  int64_t start(const Request& request) {
     std::lock_guard lock(mutex_);
-    if (working_ != 0 || status_ == kStuck) return false;
+    if (working_ != 0 || status_ == kStuck) return 0;
     request_ = request;
     sampler_.begin(request);
     made_ = 0;
-    abort_ = false;
     leave_at_ = kNever;
     status_ = kRunning;
     working_ = shared_.setup.workers;
     start_ns_ = now_ns();
     round_++;
     wake_workers_.notify_all();
-    return true;
+    return round_;
   }
 
-  void abort() { abort_ = true; }
+  // Of that request alone: one that has ended meanwhile must not take the next one with it.
+  void abort(int64_t round) { abort_ = round; }
 
   // Waits until there are more than `seen` tokens, or the request has ended, or the time is up; returns their number.
   int64_t wait(int64_t seen, int timeout_ms) {
@@ -137,7 +146,7 @@ class Engine {
       switch (stage.kind) {
         case Kind::kEmbed:
           // One worker looks at the host's flag, and all learn of it at the hand-off.
-          if (worker.id == 0 && abort_) finish(kAborted);
+          if (worker.id == 0 && abort_ == round_) finish(kAborted);
           embed(worker, stage, pass);
           break;
         case Kind::kProject:
@@ -189,11 +198,11 @@ class Engine {
   std::mutex mutex_;
   std::condition_variable wake_workers_, wake_host_;
   std::atomic<int64_t> made_{0};
-  std::atomic<bool> abort_{false};
+  std::atomic<int64_t> abort_{0}, round_{0};
   std::atomic<uint64_t> leave_at_{kNever};
   int32_t status_ = kStopped;
   int working_ = 0;
-  int64_t round_ = 0, start_ns_ = 0;
+  int64_t start_ns_ = 0;
   bool closing_ = false;
 };
 
@@ -214,8 +223,8 @@ int monolane_close(void* engine) {
   delete static_cast<Engine*>(engine);
   return 1;
 }
-int monolane_start(void* engine, const monolane::Request* request) { return static_cast<Engine*>(engine)->start(*request); }
-void monolane_abort(void* engine) { static_cast<Engine*>(engine)->abort(); }
+int64_t monolane_start(void* engine, const monolane::Request* request) { return static_cast<Engine*>(engine)->start(*request); }
+void monolane_abort(void* engine, int64_t round) { static_cast<Engine*>(engine)->abort(round); }
 int64_t monolane_wait(void* engine, int64_t seen, int timeout_ms) { return static_cast<Engine*>(engine)->wait(seen, timeout_ms); }
 int32_t monolane_status(void* engine) { return static_cast<Engine*>(engine)->status(); }
 const void* monolane_entries(void* engine) { return static_cast<Engine*>(engine)->entries(); }

@@ -6,38 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "integers.hpp"
 #include "state.hpp"
 
 namespace monolane {
-
-inline uint64_t weight_of(int64_t distance, uint64_t rate) {
-  const uint64_t exponent = static_cast<uint64_t>(std::min(distance, kDistanceLimit)) * rate;
-  const uint64_t whole = exponent >> 36, fraction = exponent & ((uint64_t(1) << 36) - 1);
-  if (whole > kWeightBits) return 0;
-  const uint64_t rest = ((fraction & ((uint64_t(1) << 28) - 1)) * kLn2Q32) >> 36;
-  const uint64_t series = (uint64_t(1) << 32) - rest + ((rest * rest) >> 33);
-  return ((kPowers[fraction >> 28] * (series >> 10)) >> 22) >> whole;
-}
-
-// Philox4x32-10: 64 random bits from a seed and a position.
-inline uint64_t random_bits(uint64_t seed, uint64_t position) {
-  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
-  for (int round = 0; round < 10; round++) {
-    const uint64_t first = uint64_t(0xD2511F53u) * c0, second = uint64_t(0xCD9E8D57u) * c2;
-    const uint32_t n0 = static_cast<uint32_t>(second >> 32) ^ c1 ^ key0, n2 = static_cast<uint32_t>(first >> 32) ^ c3 ^ key1;
-    c1 = static_cast<uint32_t>(second), c3 = static_cast<uint32_t>(first), c0 = n0, c2 = n2;
-    key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
-  }
-  return c0 | (static_cast<uint64_t>(c1) << 32);
-}
-
-// Tokens in the order (distance rises, id rises), up to and including this one.
-struct Cutoff {
-  int64_t distance = INT64_MAX;
-  int32_t token = INT32_MAX;
-  bool keeps(int64_t d, int32_t t) const { return d < distance || (d == distance && t <= token); }
-};
 
 class Sampler {
  public:
@@ -88,11 +60,7 @@ class Sampler {
 
   void penalise() {
     const Sampling& how = request_.sampling;
-    for (const int32_t token : history_) {
-      int64_t& score = scores_[token];
-      score = (score * (score > 0 ? how.repeat_down : how.repeat_up)) >> kFactorBits;
-      score -= (counts_[token] ? how.presence : 0) + counts_[token] * how.frequency;
-    }
+    for (const int32_t token : history_) scores_[token] = penalised(scores_[token], counts_[token], how);
     for (int64_t i = 0; i < how.bias_count; i++) scores_[how.bias[i].token] += how.bias[i].value;
   }
 

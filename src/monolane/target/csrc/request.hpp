@@ -1,22 +1,9 @@
-// What crosses the border between host and workers. The host's twin of each struct is in runtime.py.
+// What crosses the border between host and kernel. The host's twin of each struct is in target/structs.py.
 #pragma once
-#include <cstdint>
 
 namespace monolane {
 
 constexpr int kMaxLogprobs = 20;
-
-struct Setup {
-  int32_t workers, context;
-  const Segment* segments;  // [workers][projections]
-  const uint8_t* const* tapes;
-  const float* constants;
-  const uint16_t* table;  // the embedding where it is not the head's matrix, else null
-  void* keys;
-  void* values;
-  const int32_t* processors;  // one per worker, or null: not pinned
-  double deadline_s;          // the longest a worker waits for another
-};
 
 struct Bias {
   int32_t token;

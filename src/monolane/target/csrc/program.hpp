@@ -1,6 +1,5 @@
-// What the generated source fills in: the stages of one pass and the shapes they share.
+// What the generated source fills in: the stages of one pass. The same for every target.
 #pragma once
-#include <cstdint>
 
 namespace monolane {
 
@@ -13,7 +12,6 @@ constexpr int kNone = -1;
 struct Stage {
   Kind kind;
   int layer;
-  const char* name;
   int reads, writes, residual;  // buffers
   int projection;               // index of its segments on the tapes
   int rows, cols;
@@ -30,5 +28,6 @@ struct Segment {
 };
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+constexpr int divide_up(int n, int unit) { return (n + unit - 1) / unit; }
 
 }  // namespace monolane

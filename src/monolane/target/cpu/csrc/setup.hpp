@@ -1,0 +1,18 @@
+// What the host prepares once for a loaded model. Its twin is in native.py.
+#pragma once
+
+namespace monolane {
+
+struct Setup {
+  int32_t workers, context;
+  const Segment* segments;  // [workers][projections]
+  const uint8_t* const* tapes;
+  const float* constants;
+  const uint16_t* table;  // the embedding where it is not the head's matrix, else null
+  void* keys;
+  void* values;
+  const int32_t* processors;  // one per worker, or null: not pinned
+  double deadline_s;          // the longest a worker waits for another
+};
+
+}  // namespace monolane

@@ -1,0 +1,278 @@
+// The functions of ptx.cuh for a machine without a GPU: the same names, signatures and meaning, made of fibers, memcpy and
+// atomics (machine.hpp). A kernel includes this file or ptx.cuh, and nothing else in it changes.
+//
+// Under ThreadSanitizer, CUDA threads race unless the kernel orders them: by sync, sync_warp, a copy barrier, a release read
+// by an acquire, or a fence on both sides. Shuffles, `any` and `mma` order no memory, as on the GPU.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "machine.hpp"
+
+#define MONOLANE_DEVICE inline
+#define MONOLANE_KERNEL static
+#define MONOLANE_BOUNDS(threads)
+#define MONOLANE_PARAMETER const
+#define MONOLANE_CONSTANT static const
+
+namespace monolane {
+
+struct alignas(16) Word4 {
+  uint32_t x, y, z, w;
+};
+
+namespace emulate {
+
+MONOLANE_UNTRACKED uint64_t shuffle(const char* what, uint64_t value, int source) {
+  Warp& warp = warp_of(block(), fiber());
+  const int lane = fiber().index % kLanes;
+  warp.value[lane] = value;
+  warp.source[lane] = source;
+  if (meet_warp(warp, what)) {
+    for (int i = 0; i < kLanes; ++i) warp.result[i] = warp.value[warp.source[i]];
+    open(warp.meeting);
+  }
+  return warp.result[lane];
+}
+
+MONOLANE_UNTRACKED int lane_across(int mask) {
+  if (mask < 0 || mask >= kLanes) fail("shuffle_xor: mask %d is not within a warp", mask);
+  return (fiber().index % kLanes) ^ mask;
+}
+
+MONOLANE_UNTRACKED bool any_lane(bool value) {
+  Warp& warp = warp_of(block(), fiber());
+  const int lane = fiber().index % kLanes;
+  warp.value[lane] = value;
+  if (meet_warp(warp, "any")) {
+    uint64_t found = 0;
+    for (int i = 0; i < kLanes; ++i) found |= warp.value[i];
+    for (int i = 0; i < kLanes; ++i) warp.result[i] = found;
+    open(warp.meeting);
+  }
+  return warp.result[lane] != 0;
+}
+
+// The fragments, by lane 4g+t: a0 = A[g][2t..], a1 = A[g+8][2t..], a2 = A[g][2t+8..], a3 = A[g+8][2t+8..];
+// b0 = B[2t..][g], b1 = B[2t+8..][g]; c0, c1 = C[g][2t..]; c2, c3 = C[g+8][2t..]. Two bf16 per word, the lower index low.
+MONOLANE_UNTRACKED void multiply_fragments(Warp& warp) {
+  float a[16][16], b[16][8], c[16][8];
+  const auto low = [](uint32_t pair) { return __builtin_bit_cast(float, pair << 16); };
+  const auto high = [](uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); };
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int g = lane / 4, k = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t pair = warp.a[lane][i];
+      a[g + i % 2 * 8][k + i / 2 * 8] = low(pair);
+      a[g + i % 2 * 8][k + i / 2 * 8 + 1] = high(pair);
+      c[g + i / 2 * 8][k + i % 2] = warp.c[lane][i];
+    }
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t pair = warp.b[lane][i];
+      b[k + i * 8][g] = low(pair);
+      b[k + i * 8 + 1][g] = high(pair);
+    }
+  }
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < 16; ++k)
+      for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
+  for (int lane = 0; lane < kLanes; ++lane)
+    for (int i = 0; i < 4; ++i) warp.sum[lane][i] = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+}
+
+MONOLANE_UNTRACKED void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  Warp& warp = warp_of(block(), fiber());
+  const int lane = fiber().index % kLanes;
+  for (int i = 0; i < 4; ++i) warp.a[lane][i] = a[i], warp.c[lane][i] = c[i];
+  for (int i = 0; i < 2; ++i) warp.b[lane][i] = b[i];
+  if (meet_warp(warp, "mma")) {
+    multiply_fragments(warp);
+    open(warp.meeting);
+  }
+  for (int i = 0; i < 4; ++i) c[i] = warp.sum[lane][i];
+}
+
+inline uint32_t fences = 0;  // ThreadSanitizer knows no fences: here every fence orders itself after those before it
+
+}  // namespace emulate
+
+namespace ptx {
+
+MONOLANE_DEVICE int thread_index() { return emulate::thread_of(emulate::fiber()); }
+MONOLANE_DEVICE int block_index() { return emulate::block().index; }
+
+MONOLANE_DEVICE char* shared_memory() { return emulate::block().shared; }
+
+MONOLANE_DEVICE uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(static_cast<const char*>(p) - emulate::block().shared);
+}
+
+// --- barriers of copies (mbarrier) ---
+
+MONOLANE_DEVICE void barrier_init(uint64_t* barrier, int arrivals) {
+  emulate::act();
+  emulate::check_shared(barrier, sizeof *barrier, 8, "barrier_init");
+  if (arrivals < 1 || arrivals > emulate::kMostArrivals) emulate::fail("barrier_init: %d arrivals", arrivals);
+  const auto count = static_cast<uint16_t>(arrivals);
+  *barrier = emulate::pack({.bytes = 0, .pending = count, .arrivals = count, .phase = 0});
+}
+MONOLANE_DEVICE void barrier_init_fence() {}
+MONOLANE_DEVICE void barrier_arrive(uint64_t* barrier) {
+  emulate::act();
+  emulate::check_shared(barrier, sizeof *barrier, 8, "barrier_arrive");
+  emulate::update_barrier(barrier, 1, 0);
+}
+MONOLANE_DEVICE void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  emulate::act();
+  emulate::check_shared(barrier, sizeof *barrier, 8, "barrier_expect");
+  emulate::update_barrier(barrier, 1, bytes);
+}
+MONOLANE_DEVICE bool barrier_passed(uint64_t* barrier, uint32_t parity) {
+  emulate::check_shared(barrier, sizeof *barrier, 8, "barrier_passed");
+  const auto passed = [&] { return emulate::unpack(__atomic_load_n(barrier, __ATOMIC_RELAXED)).phase != parity; };
+  if (!passed()) emulate::poll("barrier_passed");
+  if (!passed()) return false;
+  (void)__atomic_load_n(barrier, __ATOMIC_ACQUIRE);
+  emulate::act();
+  return true;
+}
+
+MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  emulate::act();
+  emulate::check_shared(to, bytes, 16, "bulk_copy to");
+  emulate::check_shared(barrier, sizeof *barrier, 8, "bulk_copy's barrier");
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) emulate::fail("bulk_copy from: %p is not 16-byte aligned", from);
+  if (bytes == 0 || bytes % 16 != 0) emulate::fail("bulk_copy: %u bytes are not a multiple of 16", bytes);
+  __atomic_fetch_add(&emulate::block().issued, 1, __ATOMIC_RELEASE);
+  emulate::enqueue(to, from, bytes, barrier);
+}
+
+// --- threads of a block ---
+
+MONOLANE_DEVICE void sync(int id, int threads) {
+  emulate::act();
+  if (id < 0 || id >= emulate::kNamedBarriers) emulate::fail("sync: there is no barrier %d", id);
+  if (threads < emulate::kLanes || threads % emulate::kLanes != 0 || threads > emulate::block().threads)
+    emulate::fail("sync: %d threads are not whole warps of this block", threads);
+  emulate::synchronise(emulate::block().named[id], threads);
+}
+MONOLANE_DEVICE void sync_warp() { emulate::synchronise_warp(emulate::warp_of(emulate::block(), emulate::fiber())); }
+MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
+  const auto bits = emulate::shuffle("shuffle_xor(float)", std::bit_cast<uint32_t>(value), emulate::lane_across(mask));
+  return std::bit_cast<float>(static_cast<uint32_t>(bits));
+}
+MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) {
+  return emulate::shuffle("shuffle_xor(uint64_t)", value, emulate::lane_across(mask));
+}
+MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
+  const int lane = thread_index() % emulate::kLanes;
+  if (delta < 0) emulate::fail("shuffle_up: delta %d is negative", delta);
+  return emulate::shuffle("shuffle_up", value, delta > lane ? lane : lane - delta);
+}
+MONOLANE_DEVICE bool any(bool value) { return emulate::any_lane(value); }
+
+MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+  emulate::mma(c, a, b);
+}
+
+// --- words other blocks write while we look: every look gives the others a turn ---
+
+MONOLANE_DEVICE Word4 load_relaxed(const Word4* p) {  // each word whole; the four may be of different times
+  emulate::poll("load_relaxed(Word4)");
+  return {__atomic_load_n(&p->x, __ATOMIC_RELAXED), __atomic_load_n(&p->y, __ATOMIC_RELAXED),
+          __atomic_load_n(&p->z, __ATOMIC_RELAXED), __atomic_load_n(&p->w, __ATOMIC_RELAXED)};
+}
+MONOLANE_DEVICE uint32_t load_relaxed(const uint32_t* p) {
+  emulate::poll("load_relaxed(uint32_t)");
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE uint64_t load_relaxed(const uint64_t* p) {
+  emulate::poll("load_relaxed(uint64_t)");
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE uint32_t load_acquire(const uint32_t* p) {
+  emulate::poll("load_acquire");
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+MONOLANE_DEVICE void store_relaxed(uint32_t* p, uint32_t v) {
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE void add_release(uint32_t* p, uint32_t v) {
+  emulate::act();
+  __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
+}
+MONOLANE_DEVICE uint32_t add_acquire_release(uint32_t* p, uint32_t v) {
+  emulate::act();
+  return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+}
+MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32_t desired) {
+  emulate::poll("compare_and_swap");
+  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return expected;
+}
+MONOLANE_DEVICE void fence() { __atomic_fetch_add(&emulate::fences, 1, __ATOMIC_ACQ_REL); }
+
+// --- the host's memory ---
+
+MONOLANE_DEVICE uint32_t load_host(const uint32_t* p) {
+  emulate::poll("load_host");
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE void store_host_release(uint32_t* p, uint32_t v) {
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+// --- the rest ---
+
+MONOLANE_DEVICE Word4 load_l2(const Word4* p) { return *p; }
+MONOLANE_DEVICE int64_t now_ns() {
+  emulate::poll("now_ns");
+  return emulate::steady_ns();
+}
+MONOLANE_DEVICE void pause(int ns) {
+  (void)ns;  // others' turns take longer
+  emulate::poll("pause");
+}
+MONOLANE_DEVICE float reciprocal_root(float x) { return 1.0f / std::sqrt(x); }
+MONOLANE_DEVICE float exponential(float x) { return std::exp(x); }
+MONOLANE_DEVICE void sine_cosine(double angle, float& sine, float& cosine) {
+  sine = static_cast<float>(std::sin(angle));
+  cosine = static_cast<float>(std::cos(angle));
+}
+MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+MONOLANE_DEVICE int64_t round_to_integer(float x) {  // to nearest even; beyond the range, and for NaN, as the GPU
+  if (x >= 0x1p63f) return std::numeric_limits<int64_t>::max();
+  if (!(x >= -0x1p63f)) return std::numeric_limits<int64_t>::min();
+  return static_cast<int64_t>(std::nearbyint(x));
+}
+MONOLANE_DEVICE uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
+MONOLANE_DEVICE float float_of(uint32_t x) { return std::bit_cast<float>(x); }
+MONOLANE_DEVICE uint64_t add_shared(uint64_t* p, uint64_t v) {
+  emulate::act();
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE uint32_t add_shared(uint32_t* p, uint32_t v) {
+  emulate::act();
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE uint64_t max_shared(uint64_t* p, uint64_t v) {
+  emulate::act();
+  const uint64_t old = __atomic_load_n(p, __ATOMIC_RELAXED);  // the fibers of a block never run at once
+  __atomic_store_n(p, std::max(old, v), __ATOMIC_RELAXED);
+  return old;
+}
+
+}  // namespace ptx
+}  // namespace monolane

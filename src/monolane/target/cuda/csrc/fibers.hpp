@@ -1,0 +1,129 @@
+// Fibers: many flows of control inside one thread of the operating system, switched by hand. ThreadSanitizer is told of
+// every switch, and that a switch orders nothing: fibers race like threads unless they synchronise.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__SANITIZE_THREAD__)
+#define MONOLANE_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define MONOLANE_TSAN 1
+#endif
+#endif
+#ifndef MONOLANE_TSAN
+#define MONOLANE_TSAN 0
+#endif
+
+#if MONOLANE_TSAN
+#include <sanitizer/tsan_interface.h>
+// The emulator's own books are kept in functions that ThreadSanitizer does not follow; it sees what the kernel does.
+#define MONOLANE_UNTRACKED __attribute__((no_sanitize("thread"))) inline
+#else
+#define MONOLANE_UNTRACKED inline
+#endif
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace monolane::emulate {
+
+// Memory of its own with a page after it (and before it) that may not be touched: an overrun ends at once.
+class Pages {
+ public:
+  explicit Pages(size_t bytes) : page_(sysconf(_SC_PAGESIZE)), bytes_((bytes + page_ - 1) / page_ * page_) {
+    void* mapped = mmap(nullptr, bytes_ + 2 * page_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED || mprotect(static_cast<char*>(mapped) + page_, bytes_, PROT_READ | PROT_WRITE) != 0) {
+      std::perror("monolane emulation: mmap");
+      std::abort();
+    }
+    begin_ = static_cast<char*>(mapped) + page_;
+  }
+  Pages(const Pages&) = delete;
+  ~Pages() { munmap(begin_ - page_, bytes_ + 2 * page_); }
+
+  char* begin() const { return begin_; }
+  char* end() const { return begin_ + bytes_; }
+
+ private:
+  size_t page_, bytes_;
+  char* begin_;
+};
+
+#if defined(__x86_64__)
+
+using Saved = void*;  // the stack pointer; everything else lies on the stack
+
+#if defined(__clang__)
+__attribute__((naked, noinline, no_sanitize("thread")))
+#else
+__attribute__((naked, noipa, no_sanitize("thread")))
+#endif
+inline void
+swap_stacks(Saved* /*rdi: from*/, const Saved* /*rsi: to*/) {
+  asm volatile(
+      "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+      "movq %rsp, (%rdi)\n movq (%rsi), %rsp\n"
+      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret");
+}
+
+inline void prepare_stack(Saved& saved, const Pages& stack, void (*entry)()) {
+  void** top = reinterpret_cast<void**>(stack.end());  // 16-byte aligned
+  top[-1] = nullptr;                                   // where entry would return to: it never does
+  top[-2] = reinterpret_cast<void*>(entry);            // six registers below it: zero, as the pages are
+  saved = top - 8;
+}
+
+#else
+
+using Saved = ucontext_t;  // a system call per switch, but everywhere
+
+inline void swap_stacks(Saved* from, const Saved* to) { swapcontext(from, to); }
+inline void prepare_stack(Saved& saved, const Pages& stack, void (*entry)()) {
+  getcontext(&saved);
+  saved.uc_stack.ss_sp = stack.begin();
+  saved.uc_stack.ss_size = static_cast<size_t>(stack.end() - stack.begin());
+  makecontext(&saved, entry, 0);
+}
+
+#endif
+
+// Where a fiber, or the thread that started the fibers, goes on when it is switched to.
+struct Context {
+  Saved saved{};
+  void* tsan = nullptr;
+
+  void begin(const Pages& stack, void (*entry)()) {  // entry never returns
+    prepare_stack(saved, stack, entry);
+#if MONOLANE_TSAN
+    tsan = __tsan_create_fiber(0);
+#endif
+  }
+  void begin_here() {
+#if MONOLANE_TSAN
+    tsan = __tsan_get_current_fiber();
+#endif
+  }
+  void end() {
+#if MONOLANE_TSAN
+    __tsan_destroy_fiber(tsan);
+#endif
+  }
+};
+
+MONOLANE_UNTRACKED void switch_context(Context& from, const Context& to) {
+#if MONOLANE_TSAN
+  __tsan_switch_to_fiber(to.tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+  swap_stacks(&from.saved, &to.saved);
+}
+
+}  // namespace monolane::emulate

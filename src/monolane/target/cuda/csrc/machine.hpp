@@ -1,0 +1,388 @@
+// A machine that runs a CUDA kernel: one thread of the operating system per block, one fiber per CUDA thread, fibers
+// take turns. Asynchronous copies land some turns later, in any order. Misuse and deadlock end the process with a message.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdarg>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fibers.hpp"
+
+namespace monolane::emulate {
+
+// --- what a test may set before a launch ---
+inline int delay_permille = 0;   // how often, in a thousand calls, a CUDA thread stays away for some turns
+inline uint64_t seed = 1;        // of the delays and of the time copies take
+inline double patience_s = 60;   // no progress in any block for so long is a deadlock
+
+constexpr int kLanes = 32;
+constexpr int kNamedBarriers = 16;
+constexpr int kMostThreads = 1024;
+constexpr size_t kMostShared = 227 * 1024;             // bytes per block on sm_90
+constexpr int kMostCopies = 1024;                      // in flight in one block
+constexpr int kCopyTurns = 16, kDelayTurns = 24;       // at most
+constexpr int kIdleTurns = 8;                          // turns without progress before the core is offered to other blocks
+constexpr size_t kStack = (MONOLANE_TSAN ? 256 : 64) * 1024;  // bytes; ThreadSanitizer writes its reports on it
+
+// Where a number of CUDA threads wait for each other.
+struct Meeting {
+  uint32_t generation = 0;  // how often everybody has come
+  int arrived = 0;
+  int expected = 0;
+  const char* what = nullptr;
+  uint32_t order[2] = {};  // released on arrival, acquired on leaving; by turns, so that the next meeting does not count
+};
+
+struct Warp {
+  Meeting meeting;
+  int finished = 0;  // lanes that have left the kernel
+  uint64_t value[kLanes];
+  int source[kLanes];
+  uint64_t result[kLanes];
+  uint32_t a[kLanes][4], b[kLanes][2];
+  float c[kLanes][4], sum[kLanes][4];
+};
+
+struct Fiber {
+  Context context;
+  int index = 0;
+  int delay = 0;                   // turns to stay away
+  const uint32_t* gate = nullptr;  // not to be woken while *gate is `closed`
+  uint32_t closed = 0;
+  const char* waits = "its first turn";
+  bool finished = false;
+};
+
+struct Copy {
+  void* to;
+  const void* from;
+  uint32_t bytes;
+  uint64_t* barrier;
+  int turns;  // until it lands
+};
+
+struct Block;
+
+struct Run {  // one launch
+  std::function<void()> kernel;
+  std::vector<std::unique_ptr<Block>> blocks;
+  int64_t progress_ns = 0;  // when any block last did something other than polling
+};
+
+struct Block {
+  Block(Run& run, int index, int threads, size_t shared_bytes);
+  void execute();
+
+  Run& run;
+  const int index, threads;
+  const size_t shared_bytes;
+  const Pages shared_pages;
+  char* const shared;
+  std::vector<std::unique_ptr<Pages>> stacks;
+  const std::unique_ptr<Fiber[]> fibers;
+  const std::unique_ptr<Warp[]> warps;
+  Meeting named[kNamedBarriers];
+  Copy copies[kMostCopies];
+  int in_flight = 0;
+  uint32_t issued = 0;  // released when a copy is issued, acquired when it lands
+  Context scheduler;
+  Fiber* current = nullptr;
+  uint64_t random;
+  bool progress = false;
+  int finished = 0;
+  uint32_t ended = 0;  // released by every fiber at its end
+
+ private:
+  void land_copies();
+  void deadlock();
+};
+
+inline thread_local constinit Block* here = nullptr;  // the block this thread runs
+
+MONOLANE_UNTRACKED Block& block() { return *here; }
+MONOLANE_UNTRACKED Fiber& fiber() { return *here->current; }
+MONOLANE_UNTRACKED int thread_of(const Fiber& fiber) { return fiber.index; }
+MONOLANE_UNTRACKED Warp& warp_of(const Block& block, const Fiber& fiber) { return *(&block.warps[0] + fiber.index / kLanes); }
+
+inline int64_t steady_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+[[noreturn, gnu::format(printf, 1, 2)]] inline void fail(const char* format, ...) {
+  if (here != nullptr && here->current != nullptr)
+    std::fprintf(stderr, "monolane emulation: block %d, thread %d: ", here->index, here->current->index);
+  else
+    std::fprintf(stderr, "monolane emulation: ");
+  va_list arguments;
+  va_start(arguments, format);
+  std::vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  std::fputc('\n', stderr);
+  std::abort();
+}
+
+// --- turns ---
+
+MONOLANE_UNTRACKED uint32_t draw(Block& block, uint32_t below) {
+  block.random = block.random * 6364136223846793005u + 1442695040888963407u;
+  return static_cast<uint32_t>((block.random >> 33) % below);
+}
+
+MONOLANE_UNTRACKED void give_turn(const char* what) {
+  Block& self = *here;
+  Fiber& fiber = *self.current;
+  fiber.waits = what;
+  switch_context(fiber.context, self.scheduler);
+}
+
+MONOLANE_UNTRACKED void delay_sometimes() {
+  if (delay_permille <= 0 || draw(*here, 1000) >= static_cast<uint32_t>(delay_permille)) return;
+  here->current->delay = 1 + static_cast<int>(draw(*here, kDelayTurns));
+  give_turn("an injected delay");
+}
+
+MONOLANE_UNTRACKED void note_progress(Block& block) { block.progress = true; }
+
+// Every call that others may notice begins with one of these two.
+MONOLANE_UNTRACKED void act() {
+  delay_sometimes();
+  note_progress(*here);
+}
+MONOLANE_UNTRACKED void poll(const char* what) {
+  delay_sometimes();
+  give_turn(what);
+}
+
+// --- meetings ---
+
+MONOLANE_UNTRACKED uint32_t* order_of(Meeting& meeting) { return &meeting.order[meeting.generation & 1]; }
+
+// True for the last to come, which does what is to be done for all and then opens; the others return once it is open.
+MONOLANE_UNTRACKED bool meet(Meeting& meeting, int expected, const char* what) {
+  if (meeting.arrived == 0) {
+    meeting.expected = expected;
+    meeting.what = what;
+  }
+  if (meeting.what != what) fail("calls %s where others wait at %s", what, meeting.what);
+  if (meeting.expected != expected) fail("calls %s for %d threads, others for %d", what, expected, meeting.expected);
+  if (++meeting.arrived == expected) return true;
+  Fiber& fiber = *here->current;
+  fiber.gate = &meeting.generation;
+  fiber.closed = meeting.generation;
+  give_turn(what);
+  return false;
+}
+MONOLANE_UNTRACKED void open(Meeting& meeting) {
+  meeting.arrived = 0;
+  ++meeting.generation;
+  note_progress(*here);
+}
+
+// All lanes of a warp; orders no memory by itself, as on the GPU.
+MONOLANE_UNTRACKED bool meet_warp(Warp& warp, const char* what) {
+  delay_sometimes();
+  if (warp.finished > 0) fail("calls %s after %d lanes of its warp have left the kernel", what, warp.finished);
+  return meet(warp.meeting, kLanes, what);
+}
+
+// Meetings after which everybody sees what everybody wrote before.
+inline void synchronise(Meeting& meeting, int expected) {
+  uint32_t* order = order_of(meeting);
+  __atomic_fetch_add(order, 1, __ATOMIC_RELEASE);
+  if (meet(meeting, expected, "sync")) open(meeting);
+  (void)__atomic_load_n(order, __ATOMIC_ACQUIRE);
+}
+inline void synchronise_warp(Warp& warp) {
+  uint32_t* order = order_of(warp.meeting);
+  __atomic_fetch_add(order, 1, __ATOMIC_RELEASE);
+  if (meet_warp(warp, "sync_warp")) open(warp.meeting);
+  (void)__atomic_load_n(order, __ATOMIC_ACQUIRE);
+}
+
+// --- barriers of copies: what the 64 bits hold ---
+
+struct CopyBarrier {
+  int32_t bytes;  // still to come
+  uint16_t pending;
+  uint16_t arrivals : 15, phase : 1;
+};
+constexpr int kMostArrivals = 0x7ffe;  // all ones is memory never written
+
+inline uint64_t pack(CopyBarrier state) { return __builtin_bit_cast(uint64_t, state); }
+MONOLANE_UNTRACKED CopyBarrier unpack(uint64_t word) {
+  const auto state = __builtin_bit_cast(CopyBarrier, word);
+  if (state.arrivals > kMostArrivals) fail("uses a barrier before barrier_init");
+  return state;
+}
+
+inline void* check_shared(void* p, size_t bytes, size_t alignment, const char* what) {
+  const Block& self = block();
+  const char* begin = static_cast<char*>(p);
+  if (begin < self.shared || begin + bytes > self.shared + self.shared_bytes)
+    fail("%s: %zu bytes at %p are not within the %zu bytes of shared memory at %p", what, bytes, p, self.shared_bytes,
+         static_cast<void*>(self.shared));
+  if (reinterpret_cast<uintptr_t>(p) % alignment != 0) fail("%s: %p is not %zu-byte aligned", what, p, alignment);
+  return p;
+}
+
+inline void update_barrier(uint64_t* barrier, int arrivals, int64_t expected_bytes) {
+  CopyBarrier state = unpack(__atomic_load_n(barrier, __ATOMIC_RELAXED));
+  if (arrivals > state.pending) fail("arrives at a barrier whose %d arrivals of this phase are in", state.arrivals);
+  const int64_t bytes = state.bytes + expected_bytes;
+  if (bytes >= 1 << 20 || bytes <= -(1 << 20)) fail("a barrier counts %lld bytes: more than 2^20 - 1", (long long)bytes);
+  state.pending = static_cast<uint16_t>(state.pending - arrivals);
+  state.bytes = static_cast<int32_t>(bytes);
+  if (state.pending == 0 && state.bytes == 0) {
+    state.phase = !state.phase;
+    state.pending = state.arrivals;
+  }
+  __atomic_exchange_n(barrier, pack(state), __ATOMIC_RELEASE);
+}
+
+// --- copies ---
+
+MONOLANE_UNTRACKED void enqueue(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  Block& self = *here;
+  if (self.in_flight == kMostCopies) fail("bulk_copy: %d copies are in flight", kMostCopies);
+  self.copies[self.in_flight++] = {to, from, bytes, barrier, 1 + static_cast<int>(draw(self, kCopyTurns))};
+}
+
+// Takes a copy whose time has come; where there is none, the others are one turn nearer.
+MONOLANE_UNTRACKED bool dequeue(Block& self, Copy& landed) {
+  for (int i = 0; i < self.in_flight; ++i) {
+    if (self.copies[i].turns > 0) continue;
+    landed = self.copies[i];
+    self.copies[i] = self.copies[--self.in_flight];
+    return true;
+  }
+  for (int i = 0; i < self.in_flight; ++i) --self.copies[i].turns;
+  return false;
+}
+
+inline void Block::land_copies() {
+  for (Copy copy; dequeue(*this, copy);) {
+    (void)__atomic_load_n(&issued, __ATOMIC_ACQUIRE);
+    std::memcpy(copy.to, copy.from, copy.bytes);
+    update_barrier(copy.barrier, 0, -static_cast<int64_t>(copy.bytes));
+    note_progress(*this);
+  }
+}
+
+// --- a block from its first turn to its last ---
+
+inline Block::Block(Run& run_, int index_, int threads_, size_t shared_bytes_)
+    : run(run_),
+      index(index_),
+      threads(threads_),
+      shared_bytes(shared_bytes_),
+      shared_pages(shared_bytes_ + 128),
+      shared(shared_pages.end() - (shared_bytes_ + 127) / 128 * 128),  // ends where the pages end
+      fibers(new Fiber[static_cast<size_t>(threads_)]),
+      warps(new Warp[static_cast<size_t>(threads_ / kLanes)]),
+      random(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(index_)) {
+  std::memset(shared, 0xff, shared_bytes);  // as floats: not a number
+  for (int i = 0; i < threads; ++i) {
+    fibers[i].index = i;
+    stacks.push_back(std::make_unique<Pages>(kStack));
+  }
+}
+
+MONOLANE_UNTRACKED void leave() {
+  Block& self = *here;
+  Fiber& fiber = *self.current;
+  Warp& warp = warp_of(self, fiber);
+  if (warp.meeting.arrived > 0) fail("leaves the kernel while its warp waits at %s", warp.meeting.what);
+  ++warp.finished;
+  ++self.finished;
+  fiber.finished = self.progress = true;
+  give_turn("nothing: it has left");
+}
+
+inline void fiber_main() {
+  Block& self = block();
+  self.run.kernel();
+  __atomic_fetch_add(&self.ended, 1, __ATOMIC_RELEASE);
+  leave();
+}
+
+// One turn for every fiber that may go on; whether there was any.
+MONOLANE_UNTRACKED bool give_turns(Block& self, Fiber* fibers) {
+  bool awake = false;
+  for (int i = 0; i < self.threads; ++i) {
+    Fiber& fiber = fibers[i];
+    if (fiber.finished || (fiber.gate != nullptr && *fiber.gate == fiber.closed)) continue;
+    awake = true;
+    if (fiber.delay > 0 && --fiber.delay > 0) continue;
+    fiber.gate = nullptr;
+    self.current = &fiber;
+    switch_context(self.scheduler, fiber.context);
+    self.current = nullptr;
+  }
+  return awake;
+}
+
+MONOLANE_UNTRACKED const char* waits_of(const Fiber& fiber) { return fiber.waits; }
+MONOLANE_UNTRACKED bool all_left(const Block& block) { return block.finished == block.threads; }
+MONOLANE_UNTRACKED bool take_progress(Block& block) {
+  const bool progress = block.progress || block.in_flight > 0;
+  block.progress = false;
+  return progress;
+}
+
+inline void Block::deadlock() {
+  std::string report = "deadlock: no progress";
+  for (const auto& each : run.blocks) {
+    std::map<std::string, int> waiting;
+    for (int i = 0; i < threads; ++i) ++waiting[waits_of(each->fibers[i])];
+    report += "\n  block " + std::to_string(each->index) + ":";
+    for (const auto& [what, count] : waiting) report += " " + std::to_string(count) + " threads wait for " + what + ";";
+  }
+  fail("%s", report.c_str());
+}
+
+inline void Block::execute() {
+  here = this;
+  scheduler.begin_here();
+  for (int i = 0; i < threads; ++i) fibers[i].context.begin(*stacks[i], fiber_main);
+  for (int idle_turns = 0; !all_left(*this);) {
+    const bool awake = give_turns(*this, fibers.get());
+    land_copies();
+    if (take_progress(*this)) {
+      idle_turns = 0;
+      __atomic_store_n(&run.progress_ns, steady_ns(), __ATOMIC_RELAXED);
+    } else if (!awake) {
+      deadlock();  // everybody waits for somebody of the same block
+    } else if (++idle_turns > kIdleTurns) {
+      if (steady_ns() - __atomic_load_n(&run.progress_ns, __ATOMIC_RELAXED) > patience_s * 1e9) deadlock();
+      sched_yield();
+    }
+  }
+  (void)__atomic_load_n(&ended, __ATOMIC_ACQUIRE);
+  for (int i = 0; i < threads; ++i) fibers[i].context.end();
+  if (in_flight > 0) fail("block %d has ended with %d copies in flight", index, in_flight);
+  here = nullptr;
+}
+
+// Runs the kernel on `blocks` blocks of `threads` threads, as <<<blocks, threads, shared_bytes>>> would, until all have left.
+template <class Launch>
+void launch(void (*kernel)(Launch), const Launch& launch, int blocks, int threads, size_t shared_bytes) {
+  if (blocks < 1 || threads < kLanes || threads > kMostThreads || threads % kLanes != 0 || shared_bytes > kMostShared)
+    fail("cannot launch %d blocks of %d threads with %zu bytes of shared memory: whole warps, at most %d threads and %zu bytes",
+         blocks, threads, shared_bytes, kMostThreads, kMostShared);
+  Run run;
+  run.kernel = [&] { kernel(launch); };
+  run.progress_ns = steady_ns();
+  for (int i = 0; i < blocks; ++i) run.blocks.push_back(std::make_unique<Block>(run, i, threads, shared_bytes));
+  std::vector<std::jthread> running;
+  for (const auto& block : run.blocks) running.emplace_back([&block] { block->execute(); });
+}
+
+}  // namespace monolane::emulate

@@ -1,0 +1,159 @@
+// Every instruction that C++ has no word for, one function each, and nothing else. emulate.hpp beside this file has the
+// same functions for threads of a CPU, so that the kernel compiles and runs there unchanged.
+#pragma once
+
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+typedef int int32_t;
+typedef long long int64_t;
+
+#define MONOLANE_DEVICE __device__ __forceinline__
+#define MONOLANE_KERNEL extern "C" __global__
+#define MONOLANE_BOUNDS(threads) __launch_bounds__(threads, 1)
+#define MONOLANE_PARAMETER const __grid_constant__
+#define MONOLANE_CONSTANT __constant__ const
+
+namespace monolane {
+
+struct alignas(16) Word4 {
+  uint32_t x, y, z, w;
+};
+
+namespace ptx {
+
+MONOLANE_DEVICE int thread_index() { return threadIdx.x; }
+MONOLANE_DEVICE int block_index() { return blockIdx.x; }
+
+MONOLANE_DEVICE char* shared_memory() {  // all of the block's dynamic shared memory, 128-byte aligned
+  extern __shared__ __align__(128) char memory[];
+  return memory;
+}
+
+MONOLANE_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// --- barriers of copies (mbarrier): the phase ends when all arrivals and all expected bytes are in ---
+
+MONOLANE_DEVICE void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+MONOLANE_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+MONOLANE_DEVICE void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+MONOLANE_DEVICE void barrier_expect(uint64_t* barrier, uint32_t bytes) {  // an arrival, and bytes to wait for
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+MONOLANE_DEVICE bool barrier_passed(uint64_t* barrier, uint32_t parity) {  // may sleep a moment before it says no
+  uint32_t passed;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(passed)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return passed;
+}
+
+// Global to shared memory, asynchronously; 16-byte aligned, a multiple of 16 bytes.
+MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
+// --- threads of a block ---
+
+MONOLANE_DEVICE void sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+MONOLANE_DEVICE void sync_warp() { __syncwarp(); }
+MONOLANE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) { return __shfl_up_sync(~0u, value, delta); }
+MONOLANE_DEVICE bool any(bool value) { return __any_sync(~0u, value); }
+
+// c[16x8] += a[16x16] * b[16x8], bf16 in, fp32 sums. Thread 4g+t of the warp holds rows g, g+8 and columns 2t, 2t+1 of c.
+MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// --- words other blocks write while we look ---
+
+MONOLANE_DEVICE Word4 load_relaxed(const Word4* p) {
+  Word4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+MONOLANE_DEVICE uint32_t load_relaxed(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+MONOLANE_DEVICE uint64_t load_relaxed(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+MONOLANE_DEVICE uint32_t load_acquire(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+MONOLANE_DEVICE void store_relaxed(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+MONOLANE_DEVICE void store_relaxed(uint64_t* p, uint64_t v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+MONOLANE_DEVICE void add_release(uint32_t* p, uint32_t v) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+MONOLANE_DEVICE uint32_t add_acquire_release(uint32_t* p, uint32_t v) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+}
+MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32_t desired) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(p), "r"(expected), "r"(desired) : "memory");
+  return old;
+}
+MONOLANE_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// --- the host's memory ---
+
+MONOLANE_DEVICE uint32_t load_host(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+MONOLANE_DEVICE void store_host_release(uint32_t* p, uint32_t v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+
+// --- the rest ---
+
+MONOLANE_DEVICE Word4 load_l2(const Word4* p) {  // not kept in L1
+  Word4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+MONOLANE_DEVICE int64_t now_ns() {
+  int64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+MONOLANE_DEVICE void pause(int ns) { __nanosleep(ns); }
+MONOLANE_DEVICE float reciprocal_root(float x) { return rsqrtf(x); }
+MONOLANE_DEVICE float exponential(float x) { return __expf(x); }
+MONOLANE_DEVICE void sine_cosine(double angle, float& sine, float& cosine) {
+  double s, c;
+  sincos(angle, &s, &c);
+  sine = static_cast<float>(s);
+  cosine = static_cast<float>(c);
+}
+MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
+MONOLANE_DEVICE int64_t round_to_integer(float x) { return __float2ll_rn(x); }  // to nearest even
+MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
+MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
+MONOLANE_DEVICE uint64_t add_shared(uint64_t* p, uint64_t v) { return atomicAdd(p, v); }
+MONOLANE_DEVICE uint32_t add_shared(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
+MONOLANE_DEVICE uint64_t max_shared(uint64_t* p, uint64_t v) { return atomicMax(p, v); }
+
+}  // namespace ptx
+}  // namespace monolane

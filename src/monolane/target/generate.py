@@ -1,0 +1,112 @@
+"""What every generated kernel begins with: the constants of sampling and the table of stages. Headers do the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from monolane.program import sample
+from monolane.program.layout import Layout
+from monolane.program.stage import Attend, Embed, Merge, Norm, Output, Program, Project, Sample, Stage
+from monolane.program.tape import constant_offsets
+
+_OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
+
+
+def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
+    """The sizes all targets name alike."""
+    shape = program.attention
+    return {
+        "kTileRows": layout.tile_rows,
+        "kBlock": layout.block,
+        "kHidden": program.hidden,
+        "kVocab": program.vocab,
+        "kLayers": program.layers,
+        "kHeads": shape.heads,
+        "kKvHeads": shape.kv_heads,
+        "kHeadDim": shape.head_dim,
+        "kSplit": shape.split,
+        "kProjections": len(program.projections),
+        "kMaxCols": max(layout.padded_cols(stage.matrix) for stage in program.projections),
+    }
+
+
+def constants(program: Program, integers: dict[str, int]) -> list[str]:
+    """Sizes and the numbers of sampling, as C++ constants inside the namespace."""
+    integers = integers | {
+        "kScoreBits": sample.SCORE_BITS,
+        "kFactorBits": sample.FACTOR_BITS,
+        "kShareBits": sample.SHARE_BITS,
+    }
+    unit_rate = sample.Sampling(temperature=1.0).fixed().rate
+    wide = {"kWeightBits": sample.WEIGHT_BITS, "kLn2Q32": sample.LN2_Q32, "kUnitRate": unit_rate}
+    return [
+        *(f"constexpr int {name} = {value};" for name, value in integers.items()),
+        *(f"constexpr uint64_t {name} = {value}u;" for name, value in wide.items()),
+        f"constexpr int64_t kDistanceLimit = {sample.DISTANCE_LIMIT};",
+        f"constexpr float kScoreLimit = {literal(sample.SCORE_LIMIT)};",
+        f"constexpr float kScale = {literal(program.attention.scale)};",
+    ]
+
+
+def tables(program: Program, qualifier: str) -> list[str]:
+    """Arrays that are indexed at run time: powers of two, frequencies, stages."""
+    return [
+        f"{qualifier} uint64_t kPowers[] = {braces(f'{value}u' for value in sample.POWERS)};",
+        f"{qualifier} double kFrequencies[] = {braces(repr(f) for f in program.attention.frequencies)};",
+        f"{qualifier} Stage kStages[] = {{",
+        *_stages(program),
+        "};",
+    ]
+
+
+def _stages(program: Program) -> Iterable[str]:
+    buffers = {buffer.name: index for index, buffer in enumerate(program.buffers)}
+    constants, _ = constant_offsets(program)
+    projection = 0
+    for stage in program.stages:
+        yield _stage(stage, buffers, constants, projection)
+        projection += isinstance(stage, Project)
+
+
+def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], projection: int) -> str:
+    fields: dict[str, str] = {"layer": str(getattr(stage, "layer", None) or 0)}
+    offsets = {"norm": -1, "bias": -1, "q_norm": -1, "k_norm": -1}
+    kind, rows, cols, eps, window, residual = "", 0, 0, 0.0, 0, -1
+    reads, writes, prepare, output = -1, -1, "kPlain", "kStore"
+    match stage:
+        case Embed():
+            kind, writes = "kEmbed", buffers[stage.writes]
+        case Project():
+            kind, reads, writes = "kProject", buffers[stage.reads], buffers[stage.writes]
+            rows, cols, output = stage.matrix.rows, stage.matrix.cols, _OUTPUTS[stage.output]
+            residual = buffers[stage.residual] if stage.residual else -1
+            if isinstance(stage.input, Norm):
+                prepare, eps, offsets["norm"] = "kNorm", stage.input.eps, constants[stage.input.weight.name]
+            elif isinstance(stage.input, Merge):
+                prepare, window = "kMerge", stage.input.window or 0
+            if stage.bias:
+                offsets["bias"] = constants[stage.bias.name]
+        case Attend():
+            kind, reads, writes, window = "kAttend", buffers[stage.reads], buffers[stage.writes], stage.window or 0
+            for name, norm in (("q_norm", stage.q_norm), ("k_norm", stage.k_norm)):
+                if norm:
+                    offsets[name], eps = constants[norm.weight.name], norm.eps
+        case Sample():
+            kind, reads = "kSample", buffers[stage.reads]
+    fields |= {"reads": str(reads), "writes": str(writes), "residual": str(residual), "projection": str(projection)}
+    fields |= {"rows": str(rows), "cols": str(cols), "input": f"Input::{prepare}", "output": f"Output::{output}"}
+    fields |= {name: str(offset) for name, offset in offsets.items()}
+    fields |= {"eps": literal(eps), "window": str(window)}
+    return f"  {{.kind = Kind::{kind}, " + ", ".join(f".{name} = {value}" for name, value in fields.items()) + "},"
+
+
+def literal(value: float) -> str:
+    """A float literal that keeps every bit."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value} cannot be a constant")
+    return f"{value!r}f" if "." in repr(value) or "e" in repr(value) else f"{value!r}.0f"
+
+
+def braces(values: Iterable[str]) -> str:
+    return "{" + ", ".join(values) + "}"

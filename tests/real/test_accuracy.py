@@ -1,0 +1,52 @@
+"""The accuracy gate: on real text, our logits are at least as near to fp32 as those of transformers in bf16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from real_text import TEXT
+
+from monolane.model.load import load_model
+from monolane.target import open_target
+from oracle import Logits, Verdict, agreement, judge, mean_divergence
+
+INTERPRETED = 96  # tokens; the interpreter needs seconds for a few dozen
+
+
+@pytest.fixture(scope="module")
+def default_verdict(default_model_path: Path) -> Verdict:
+    return judge(default_model_path, tokens_of(default_model_path))
+
+
+def tokens_of(path: Path) -> list[int]:
+    return load_model(path).tokenizer.encode(TEXT)
+
+
+def our_logits(path: Path, device: str, tokens: list[int]) -> Logits:
+    model = load_model(path)
+    target = open_target(model.config, model.weights, device=device, context=512)
+    try:
+        return target.logits(tokens)
+    finally:
+        target.close()
+
+
+def pass_gate(verdict: Verdict, ours: Logits) -> None:
+    exact, rounded = verdict.exact[: len(ours)], verdict.rounded[: len(ours)]
+    assert mean_divergence(exact, ours) <= 1.1 * mean_divergence(exact, rounded)
+    assert agreement(exact, ours) >= agreement(exact, rounded)
+
+
+def test_the_default_model(default_model_path: Path, default_verdict: Verdict) -> None:
+    pass_gate(default_verdict, our_logits(default_model_path, "cpu", tokens_of(default_model_path)))
+
+
+def test_the_default_model_in_the_interpreter(default_model_path: Path, default_verdict: Verdict) -> None:
+    tokens = tokens_of(default_model_path)[:INTERPRETED]
+    pass_gate(default_verdict, our_logits(default_model_path, "interpreter", tokens))
+
+
+def test_the_larger_model(coder_model_path: Path) -> None:
+    tokens = tokens_of(coder_model_path)
+    pass_gate(judge(coder_model_path, tokens), our_logits(coder_model_path, "cpu", tokens))

@@ -1,0 +1,94 @@
+"""What must not change a real model's answer: the number of workers, another run, the target, how a prompt is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_text import CODE, PROSE
+
+from monolane import LLM, SamplingParams
+from monolane.program.sample import Sampling
+from monolane.target.base import Request, Target, Token
+
+LENGTHS = (1, 15, 16, 17, 200)  # of prompts: around the border of a pass, and many passes
+NEXT = 8  # tokens compared after each prompt
+
+
+def answers_by_workers(path: Path, prompt: str, max_tokens: int) -> list[tuple[int, ...]]:
+    """The greedy answer of 1, 2 and 3 workers."""
+    answers = []
+    for workers in (1, 2, 3):
+        with LLM(path, workers=workers, context=1024) as llm:
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+            answers.append(llm.generate(prompt, params).token_ids)
+    return answers
+
+
+def test_the_number_of_workers_does_not_change_the_answer(default_model_path: Path) -> None:
+    one, two, three = answers_by_workers(default_model_path, PROSE, 48)
+    assert len(one) == 48
+    assert one == two == three
+
+
+def test_nor_that_of_the_larger_model(coder_model_path: Path) -> None:
+    one, two, three = answers_by_workers(coder_model_path, CODE[: CODE.index("    for")], 20)
+    assert len(one) == 20
+    assert one == two == three
+
+
+@pytest.fixture(scope="module")
+def llm(default_model_path: Path) -> Iterator[LLM]:
+    with LLM(default_model_path, context=1024) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_same_request_twice_is_the_same_bit_for_bit(llm: LLM, temperature: float) -> None:
+    params = SamplingParams(max_tokens=32, temperature=temperature, seed=7, logprobs=5, ignore_eos=True)
+    first = llm.generate(PROSE, params)
+    llm.generate(CODE, params)  # overwrites the cache, so that the second run computes everything again
+    again = llm.generate(PROSE, params)
+    assert again.timings.cached_tokens == 0
+    assert again.token_ids == first.token_ids
+    assert again.logprobs == first.logprobs
+
+
+def test_another_seed_is_another_answer(llm: LLM) -> None:
+    answers = {
+        llm.generate("Once upon a time", SamplingParams(max_tokens=24, temperature=0.9, seed=seed)).token_ids
+        for seed in (1, 2, 3)
+    }
+    assert len(answers) == 3
+
+
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.8, 1), (0.8, 2)])
+def test_the_interpreter_chooses_the_same_tokens(
+    default_model_path: Path, llm: LLM, temperature: float, seed: int
+) -> None:
+    params = SamplingParams(max_tokens=6, temperature=temperature, top_p=0.9, seed=seed)
+    prompt = "The three primary colours are red,"
+    with LLM(default_model_path, device="interpreter", context=64) as oracle:
+        assert oracle.generate(prompt, params).token_ids == llm.generate(prompt, params).token_ids
+
+
+def test_a_prompt_read_in_passes_is_the_same_as_one_read_token_by_token(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode(PROSE)[: max(LENGTHS)]
+    assert len(tokens) == max(LENGTHS)
+    for length in range(1, len(tokens) + 1):
+        # Only the last token is new to the cache: those before came one by one.
+        stepwise = run(llm.target, tokens[:length], length - 1, NEXT if length in LENGTHS else 1)
+        if length in LENGTHS:
+            whole = run(llm.target, tokens[:length], 0, NEXT)
+            assert facts(stepwise) == facts(whole), f"after {length} tokens"
+
+
+def run(target: Target, tokens: list[int], cached: int, max_tokens: int) -> list[Token]:
+    request = Request(tokens, cached, max_tokens, frozenset(), Sampling(), logprobs=3)
+    return [token for batch in target.run(request) for token in batch]
+
+
+def facts(tokens: list[Token]) -> list[tuple[object, ...]]:
+    """All of a token but its time."""
+    return [(token.id, token.logprob, token.top) for token in tokens]
