@@ -33,8 +33,8 @@ def test_the_number_of_workers_does_not_change_the_answer(default_model_path: Pa
 
 
 def test_nor_that_of_the_larger_model(coder_model_path: Path) -> None:
-    one, two, three = answers_by_workers(coder_model_path, CODE[: CODE.index("    for")], 20)
-    assert len(one) == 20
+    one, two, three = answers_by_workers(coder_model_path, CODE[: CODE.index("    for")], 16)
+    assert len(one) == 16
     assert one == two == three
 
 

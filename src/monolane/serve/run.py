@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 import threading
@@ -44,8 +45,28 @@ def serve(open_llm: Callable[[], LLM], model_id: str, host: str, port: int, say:
 
 
 def make_server(service: Service) -> uvicorn.Server:
-    config = uvicorn.Config(create_app(service), log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S)
-    return uvicorn.Server(config)
+    return _Server(service)
+
+
+class _Server(uvicorn.Server):
+    """Told to stop, it gives the answers under way a moment, then ends them itself: cutting them off would be logged
+    as a failure, with a traceback."""
+
+    def __init__(self, service: Service) -> None:
+        cut_off = 2 * SHUTDOWN_S  # for clients that do not read: nobody waits for them
+        super().__init__(
+            uvicorn.Config(create_app(service), log_level="warning", timeout_graceful_shutdown=cut_off)
+        )
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.get_running_loop().call_later(SHUTDOWN_S, self._end_answers)
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    def _end_answers(self) -> None:
+        if (llm := self._service.llm) is not None:
+            llm.close()  # those that wait are refused; the one that runs ends within a token
 
 
 def listen(host: str, port: int) -> socket.socket:

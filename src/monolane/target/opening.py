@@ -21,11 +21,13 @@ from monolane.target.cpu import machine
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.generate import LAYOUT, generate
 from monolane.target.cpu.memory import allocate
-from monolane.target.cpu.native import Entry, Library
+from monolane.target.cpu.native import Library
 from monolane.target.cpu.runtime import CpuTarget, cache_sizes
+from monolane.target.cuda.opening import find_gpu, open_cuda, required_gpu
 from monolane.target.interpreter import InterpreterTarget
+from monolane.target.structs import Entry
 
-DEVICES = ("auto", "cpu", "interpreter")
+DEVICES = ("auto", "cuda", "cpu", "interpreter")
 DEFAULT_CONTEXT = 8192  # tokens, where the model allows as many and the user asks for nothing else
 MAX_WORKERS = 1024
 ENTRY_BYTES = ctypes.sizeof(Entry)
@@ -56,6 +58,9 @@ def open_target(
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     context = choose_context(config.context, context)
+    gpu = required_gpu() if device == "cuda" else find_gpu() if device == "auto" and workers is None else None
+    if gpu is not None:
+        return open_cuda(config, weights, context, gpu, progress)
     require_processors(workers)
     plan = plan_for(config, workers, cache_format)
     require_memory(plan, context)

@@ -65,27 +65,33 @@ def _try(command: tuple[str, ...]) -> Compiler | None:
     return Compiler(command, shown.stdout) if shown.returncode == 0 else None
 
 
-def build(source: str, compiler: Compiler, level: VectorLevel, extra_flags: tuple[str, ...] = ()) -> Path:
+def build(
+    source: str,
+    compiler: Compiler,
+    level: VectorLevel,
+    headers: tuple[Path, ...] = HEADERS,
+    extra_flags: tuple[str, ...] = (),
+) -> Path:
     """The path of the compiled library; compiled only where the same has not been compiled before."""
     flags = (*FLAGS, *level.flags, *extra_flags)
     folder = make_folder(cache_folder("kernels"))
     suffix = "dylib" if platform.system() == "Darwin" else "so"
-    library = folder / f"cpu-{_key(source, compiler, flags)}.{suffix}"
+    library = folder / f"cpu-{_key(source, compiler, flags, headers)}.{suffix}"
     if library.exists():
         return library
     with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as work:
         main, built = Path(work) / "kernel.cpp", Path(work) / library.name
         main.write_text(source)
-        _compile([*compiler.command, *flags, *(f"-I{folder}" for folder in HEADERS), str(main), "-o", str(built)])
+        _compile([*compiler.command, *flags, *(f"-I{folder}" for folder in headers), str(main), "-o", str(built)])
         built.replace(library)  # whole, or not at all; whoever comes second replaces it by the same
     return library
 
 
-def _key(source: str, compiler: Compiler, flags: tuple[str, ...]) -> str:
+def _key(source: str, compiler: Compiler, flags: tuple[str, ...], headers: tuple[Path, ...]) -> str:
     digest = hashlib.sha256()
     for part in (source, compiler.version, *compiler.command, *flags):
         digest.update(part.encode() + b"\0")
-    for header in (header for folder in HEADERS for header in sorted(folder.iterdir())):
+    for header in (header for folder in headers for header in sorted(folder.iterdir())):
         digest.update(header.name.encode() + b"\0" + header.read_bytes() + b"\0")
     return digest.hexdigest()[:32]
 

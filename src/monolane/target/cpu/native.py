@@ -1,10 +1,10 @@
-"""The C side of the border: twins of the structs in request.hpp and setup.hpp, and a compiled kernel's functions."""
+"""The C side of the border: a model and a request as the kernel takes them, and a compiled kernel's functions."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.errors import ResourceError, TargetError
-from monolane.program.sample import MAX_LOGPROBS
 from monolane.program.tape import Tape
+from monolane.target import structs
 from monolane.target.base import Request
-
-RUNNING, STOPPED, LENGTH_REACHED, ABORTED, STUCK, NOT_A_NUMBER = range(6)
-NO_LOGPROBS = -1
-
-
-class _Segment(Structure):
-    _fields_ = [("first_tile", c_int64), ("tiles", c_int64), ("offset", c_int64)]
 
 
 class _Setup(Structure):
@@ -37,63 +30,6 @@ class _Setup(Structure):
         ("values", c_void_p),
         ("processors", c_void_p),
         ("deadline_s", c_double),
-    ]
-
-
-class _Bias(Structure):
-    _fields_ = [("token", c_int32), ("unused", c_int32), ("value", c_int64)]
-
-
-class _Sampling(Structure):
-    _fields_ = [
-        ("greedy", c_int32),
-        ("top_k", c_int32),
-        ("rate", c_uint64),
-        ("top_p", c_uint64),
-        ("min_weight", c_uint64),
-        ("seed", c_uint64),
-        ("repeat_up", c_int64),
-        ("repeat_down", c_int64),
-        ("presence", c_int64),
-        ("frequency", c_int64),
-        ("bias", c_void_p),
-        ("bias_count", c_int64),
-    ]
-
-
-class _Request(Structure):
-    _fields_ = [
-        ("tokens", c_void_p),
-        ("token_count", c_int64),
-        ("cached", c_int64),
-        ("max_tokens", c_int64),
-        ("stop_tokens", c_void_p),
-        ("stop_count", c_int64),
-        ("logprobs", c_int32),
-        ("unused", c_int32),
-        ("scores", c_void_p),
-        ("sampling", _Sampling),
-    ]
-
-
-class Entry(Structure):
-    """A sampled token as the kernel wrote it."""
-
-    token: int
-    top_count: int
-    time_ns: int
-    distance: int
-    total: int
-    top_distances: Sequence[int]
-    top_tokens: Sequence[int]
-    _fields_ = [
-        ("token", c_int32),
-        ("top_count", c_int32),
-        ("time_ns", c_int64),
-        ("distance", c_int64),
-        ("total", c_uint64),
-        ("top_distances", c_int64 * MAX_LOGPROBS),
-        ("top_tokens", c_int32 * MAX_LOGPROBS),
     ]
 
 
@@ -114,8 +50,7 @@ def make_setup(
     deadline_s: float,
 ) -> Arguments:
     plan = tape.plan
-    rows = [_Segment(s.first_tile, s.tiles, s.offset) for segments in plan.segments for s in segments]
-    segments = (_Segment * len(rows))(*rows)
+    segments = structs.segment_table(plan)
     tapes = (c_void_p * plan.workers)(*(part.ctypes.data for part in tape.workers))
     pinned = (c_int32 * plan.workers)(*processors) if processors else None
     setup = _Setup(
@@ -138,31 +73,17 @@ def make_request(request: Request, scores: NDArray[np.float32] | None = None) ->
     fixed = request.sampling.fixed()
     tokens = np.array(request.tokens, np.int32)
     stops = np.array(sorted(request.stop_tokens), np.int32)
-    bias = (_Bias * len(fixed.bias))(*(_Bias(token, 0, value) for token, value in fixed.bias))
-    sampling = _Sampling(
-        greedy=fixed.greedy,
-        top_k=fixed.top_k,
-        rate=fixed.rate,
-        top_p=fixed.top_p,
-        min_weight=fixed.min_weight,
-        seed=fixed.seed,
-        repeat_up=fixed.repeat_up,
-        repeat_down=fixed.repeat_down,
-        presence=fixed.presence,
-        frequency=fixed.frequency,
-        bias=ctypes.addressof(bias),
-        bias_count=len(bias),
-    )
-    struct = _Request(
+    bias = structs.bias_table(fixed)
+    struct = structs.Request(
         tokens=tokens.ctypes.data,
         token_count=len(tokens),
         cached=request.cached,
         max_tokens=request.max_tokens,
         stop_tokens=stops.ctypes.data,
         stop_count=len(stops),
-        logprobs=NO_LOGPROBS if request.logprobs is None else request.logprobs,
+        logprobs=structs.NO_LOGPROBS if request.logprobs is None else request.logprobs,
         scores=scores.ctypes.data if scores is not None else None,
-        sampling=sampling,
+        sampling=structs.sampling_struct(fixed, ctypes.addressof(bias)),
     )
     return Arguments(struct, (tokens, stops, bias, scores))
 
@@ -180,7 +101,7 @@ class Library:
         signatures: dict[str, tuple[Any, list[Any]]] = {
             "open": (c_void_p, [POINTER(_Setup)]),
             "close": (c_int32, [c_void_p]),
-            "start": (c_int64, [c_void_p, POINTER(_Request)]),
+            "start": (c_int64, [c_void_p, POINTER(structs.Request)]),
             "abort": (None, [c_void_p, c_int64]),
             "wait": (c_int64, [c_void_p, c_int64, c_int32]),
             "status": (c_int32, [c_void_p]),
@@ -214,9 +135,9 @@ class Library:
     def status(self, engine: int) -> int:
         return int(self._calls.monolane_status(engine))
 
-    def entries(self, engine: int, start: int, stop: int) -> Sequence[Entry]:
-        base = self._calls.monolane_entries(engine) + start * ctypes.sizeof(Entry)
-        return (Entry * (stop - start)).from_address(base)  # type: ignore[return-value]
+    def entries(self, engine: int, start: int, stop: int) -> Sequence[structs.Entry]:
+        base = self._calls.monolane_entries(engine) + start * ctypes.sizeof(structs.Entry)
+        return (structs.Entry * (stop - start)).from_address(base)  # type: ignore[return-value]
 
     def start_ns(self, engine: int) -> int:
         return int(self._calls.monolane_start_ns(engine))

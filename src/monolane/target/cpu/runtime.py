@@ -10,20 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.errors import TargetError
-from monolane.program.sample import MAX_LOGPROBS, Choice, Sampling
+from monolane.program.sample import Sampling
 from monolane.program.stage import Program
 from monolane.program.tape import Tape
+from monolane.target import structs
 from monolane.target.base import Finish, Request, Token
 from monolane.target.cpu import native
 from monolane.target.cpu.memory import allocate
 
 DEADLINE_S = 10.0  # the longest a worker waits for another before the request fails
 POLL_MS = 100  # how often a waiting host looks up, so that Ctrl-C is seen
-_FINISHES = {
-    native.STOPPED: Finish.STOP,
-    native.LENGTH_REACHED: Finish.LENGTH,
-    native.ABORTED: Finish.ABORT,
-}
 _abandoned: list[object] = []  # memory that a stuck worker may still touch
 
 
@@ -107,13 +103,13 @@ class CpuRun:
             with self._target.engine() as (library, engine):
                 made = library.wait(engine, seen, POLL_MS)
                 status = library.status(engine)
-                if status != native.RUNNING:
+                if status != structs.RUNNING:
                     made = library.wait(engine, made, 0)  # what came between the two looks
-                tokens = [self._token(entry) for entry in library.entries(engine, seen, made)]
+                tokens = [structs.token_of(entry, self._logprobs) for entry in library.entries(engine, seen, made)]
             if tokens:
                 yield tokens
             seen = made
-            if status != native.RUNNING:
+            if status != structs.RUNNING:
                 self.finish = self._finish(status)
 
     def abort(self) -> None:
@@ -121,18 +117,8 @@ class CpuRun:
             with suppress(TargetError), self._target.engine() as (library, engine):  # closed: it has ended already
                 library.abort(engine, self._number)
 
-    def _token(self, entry: native.Entry) -> Token:
-        if not self._logprobs:
-            return Token(entry.token, entry.time_ns)
-        choice = Choice(entry.token, entry.distance, entry.total)
-        top = tuple(
-            (entry.top_tokens[i], choice.logprob(entry.top_distances[i]))
-            for i in range(min(entry.top_count, MAX_LOGPROBS))
-        )
-        return Token(entry.token, entry.time_ns, choice.logprob(entry.distance), top)
-
     def _finish(self, status: int) -> Finish:
-        if status == native.STUCK:
+        if status == structs.STUCK:
             with self._target.engine() as (library, engine):
                 worker, missing, stage = library.stall(engine)
             where = self._target.program.stages[stage]
@@ -142,9 +128,9 @@ class CpuRun:
                 + (f" of layer {layer}." if layer is not None else "."),
                 "Load the model again; use fewer workers if the machine is very busy.",
             )
-        if status == native.NOT_A_NUMBER:
+        if status == structs.NOT_A_NUMBER:
             raise TargetError("The model produced logits that are not numbers.", "Its weights are probably damaged.")
-        return _FINISHES[status]
+        return structs.FINISHES[status]
 
 
 def cache_sizes(program: Program, context: int) -> tuple[int, int]:

@@ -1,5 +1,5 @@
 // The functions of ptx.cuh for a machine without a GPU: the same names, signatures and meaning, made of fibers, memcpy and
-// atomics (machine.hpp). A kernel includes this file or ptx.cuh, and nothing else in it changes.
+// atomics (machine.hpp, scheduler.hpp). A kernel includes this file or ptx.cuh, and nothing else in it changes.
 //
 // Under ThreadSanitizer, CUDA threads race unless the kernel orders them: by sync, sync_warp, a copy barrier, a release read
 // by an acquire, or a fence on both sides. Shuffles, `any` and `mma` order no memory, as on the GPU.
@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-#include "machine.hpp"
+#include "scheduler.hpp"
 
 #define MONOLANE_DEVICE inline
 #define MONOLANE_KERNEL static
@@ -20,6 +20,8 @@
 
 namespace monolane {
 
+using std::max, std::min;  // CUDA has them without a namespace
+
 struct alignas(16) Word4 {
   uint32_t x, y, z, w;
 };
@@ -27,8 +29,8 @@ struct alignas(16) Word4 {
 namespace emulate {
 
 MONOLANE_UNTRACKED uint64_t shuffle(const char* what, uint64_t value, int source) {
-  Warp& warp = warp_of(block(), fiber());
-  const int lane = fiber().index % kLanes;
+  Warp& warp = emulate::warp();
+  const int lane = emulate::lane();
   warp.value[lane] = value;
   warp.source[lane] = source;
   if (meet_warp(warp, what)) {
@@ -40,12 +42,12 @@ MONOLANE_UNTRACKED uint64_t shuffle(const char* what, uint64_t value, int source
 
 MONOLANE_UNTRACKED int lane_across(int mask) {
   if (mask < 0 || mask >= kLanes) fail("shuffle_xor: mask %d is not within a warp", mask);
-  return (fiber().index % kLanes) ^ mask;
+  return lane() ^ mask;
 }
 
 MONOLANE_UNTRACKED bool any_lane(bool value) {
-  Warp& warp = warp_of(block(), fiber());
-  const int lane = fiber().index % kLanes;
+  Warp& warp = emulate::warp();
+  const int lane = emulate::lane();
   warp.value[lane] = value;
   if (meet_warp(warp, "any")) {
     uint64_t found = 0;
@@ -84,8 +86,8 @@ MONOLANE_UNTRACKED void multiply_fragments(Warp& warp) {
 }
 
 MONOLANE_UNTRACKED void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  Warp& warp = warp_of(block(), fiber());
-  const int lane = fiber().index % kLanes;
+  Warp& warp = emulate::warp();
+  const int lane = emulate::lane();
   for (int i = 0; i < 4; ++i) warp.a[lane][i] = a[i], warp.c[lane][i] = c[i];
   for (int i = 0; i < 2; ++i) warp.b[lane][i] = b[i];
   if (meet_warp(warp, "mma")) {
@@ -101,7 +103,7 @@ inline uint32_t fences = 0;  // ThreadSanitizer knows no fences: here every fenc
 
 namespace ptx {
 
-MONOLANE_DEVICE int thread_index() { return emulate::thread_of(emulate::fiber()); }
+MONOLANE_DEVICE int thread_index() { return emulate::thread(); }
 MONOLANE_DEVICE int block_index() { return emulate::block().index; }
 
 MONOLANE_DEVICE char* shared_memory() { return emulate::block().shared; }
@@ -132,6 +134,7 @@ MONOLANE_DEVICE void barrier_expect(uint64_t* barrier, uint32_t bytes) {
 }
 MONOLANE_DEVICE bool barrier_passed(uint64_t* barrier, uint32_t parity) {
   emulate::check_shared(barrier, sizeof *barrier, 8, "barrier_passed");
+  if (parity > 1) emulate::fail("barrier_passed: parity %u is neither 0 nor 1", parity);
   const auto passed = [&] { return emulate::unpack(__atomic_load_n(barrier, __ATOMIC_RELAXED)).phase != parity; };
   if (!passed()) emulate::poll("barrier_passed");
   if (!passed()) return false;
@@ -159,7 +162,7 @@ MONOLANE_DEVICE void sync(int id, int threads) {
     emulate::fail("sync: %d threads are not whole warps of this block", threads);
   emulate::synchronise(emulate::block().named[id], threads);
 }
-MONOLANE_DEVICE void sync_warp() { emulate::synchronise_warp(emulate::warp_of(emulate::block(), emulate::fiber())); }
+MONOLANE_DEVICE void sync_warp() { emulate::synchronise_warp(emulate::warp()); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
   const auto bits = emulate::shuffle("shuffle_xor(float)", std::bit_cast<uint32_t>(value), emulate::lane_across(mask));
   return std::bit_cast<float>(static_cast<uint32_t>(bits));
@@ -168,7 +171,7 @@ MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) {
   return emulate::shuffle("shuffle_xor(uint64_t)", value, emulate::lane_across(mask));
 }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
-  const int lane = thread_index() % emulate::kLanes;
+  const int lane = emulate::lane();
   if (delta < 0) emulate::fail("shuffle_up: delta %d is negative", delta);
   return emulate::shuffle("shuffle_up", value, delta > lane ? lane : lane - delta);
 }
@@ -219,6 +222,7 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return expected;
 }
+MONOLANE_DEVICE void fence_async() {}  // copies see what threads have written as they are
 MONOLANE_DEVICE void fence() { __atomic_fetch_add(&emulate::fences, 1, __ATOMIC_ACQ_REL); }
 
 // --- the host's memory ---
@@ -245,10 +249,6 @@ MONOLANE_DEVICE void pause(int ns) {
 }
 MONOLANE_DEVICE float reciprocal_root(float x) { return 1.0f / std::sqrt(x); }
 MONOLANE_DEVICE float exponential(float x) { return std::exp(x); }
-MONOLANE_DEVICE void sine_cosine(double angle, float& sine, float& cosine) {
-  sine = static_cast<float>(std::sin(angle));
-  cosine = static_cast<float>(std::cos(angle));
-}
 MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
@@ -259,19 +259,9 @@ MONOLANE_DEVICE int64_t round_to_integer(float x) {  // to nearest even; beyond 
 }
 MONOLANE_DEVICE uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return std::bit_cast<float>(x); }
-MONOLANE_DEVICE uint64_t add_shared(uint64_t* p, uint64_t v) {
+MONOLANE_DEVICE void add_global(uint64_t* p, uint64_t v) {
   emulate::act();
-  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
-}
-MONOLANE_DEVICE uint32_t add_shared(uint32_t* p, uint32_t v) {
-  emulate::act();
-  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
-}
-MONOLANE_DEVICE uint64_t max_shared(uint64_t* p, uint64_t v) {
-  emulate::act();
-  const uint64_t old = __atomic_load_n(p, __ATOMIC_RELAXED);  // the fibers of a block never run at once
-  __atomic_store_n(p, std::max(old, v), __ATOMIC_RELAXED);
-  return old;
+  __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
 
 }  // namespace ptx

@@ -75,10 +75,10 @@ swap_stacks(Saved* /*rdi: from*/, const Saved* /*rsi: to*/) {
       "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret");
 }
 
-inline void prepare_stack(Saved& saved, const Pages& stack, void (*entry)()) {
-  void** top = reinterpret_cast<void**>(stack.end());  // 16-byte aligned
-  top[-1] = nullptr;                                   // where entry would return to: it never does
-  top[-2] = reinterpret_cast<void*>(entry);            // six registers below it: zero, as the pages are
+inline void prepare_stack(Saved& saved, char* /*bottom*/, char* end, void (*entry)()) {
+  void** top = reinterpret_cast<void**>(end);  // 16-byte aligned
+  top[-1] = nullptr;                           // where entry would return to: it never does
+  top[-2] = reinterpret_cast<void*>(entry);    // six registers below it: zero, as the pages are
   saved = top - 8;
 }
 
@@ -87,10 +87,10 @@ inline void prepare_stack(Saved& saved, const Pages& stack, void (*entry)()) {
 using Saved = ucontext_t;  // a system call per switch, but everywhere
 
 inline void swap_stacks(Saved* from, const Saved* to) { swapcontext(from, to); }
-inline void prepare_stack(Saved& saved, const Pages& stack, void (*entry)()) {
+inline void prepare_stack(Saved& saved, char* bottom, char* end, void (*entry)()) {
   getcontext(&saved);
-  saved.uc_stack.ss_sp = stack.begin();
-  saved.uc_stack.ss_size = static_cast<size_t>(stack.end() - stack.begin());
+  saved.uc_stack.ss_sp = bottom;
+  saved.uc_stack.ss_size = static_cast<size_t>(end - bottom);
   makecontext(&saved, entry, 0);
 }
 
@@ -101,8 +101,9 @@ struct Context {
   Saved saved{};
   void* tsan = nullptr;
 
-  void begin(const Pages& stack, void (*entry)()) {  // entry never returns
-    prepare_stack(saved, stack, entry);
+  // entry never returns. The stacks of neighbours start at different cache lines: all at the same would evict each other.
+  void begin(const Pages& stack, int index, void (*entry)()) {
+    prepare_stack(saved, stack.begin(), stack.end() - index * 320 % 4096, entry);
 #if MONOLANE_TSAN
     tsan = __tsan_create_fiber(0);
 #endif

@@ -1,17 +1,12 @@
-// A machine that runs a CUDA kernel: one thread of the operating system per block, one fiber per CUDA thread, fibers
-// take turns. Asynchronous copies land some turns later, in any order. Misuse and deadlock end the process with a message.
+// What a block of CUDA threads has on a machine without a GPU: a fiber per thread, which take turns; meetings of warps and
+// of named barriers; shared memory; barriers of copies, and copies that land some turns later, in any order. Misuse ends the
+// process with a message.
 #pragma once
 
-#include <sched.h>
-
-#include <atomic>
 #include <chrono>
 #include <cstdarg>
 #include <functional>
-#include <map>
 #include <memory>
-#include <string>
-#include <thread>
 #include <vector>
 
 #include "fibers.hpp"
@@ -19,18 +14,16 @@
 namespace monolane::emulate {
 
 // --- what a test may set before a launch ---
-inline int delay_permille = 0;   // how often, in a thousand calls, a CUDA thread stays away for some turns
-inline uint64_t seed = 1;        // of the delays and of the time copies take
-inline double patience_s = 60;   // no progress in any block for so long is a deadlock
+inline int delay_permille = 0;  // how often, in a thousand calls, a CUDA thread stays away for some turns
+inline uint64_t seed = 1;       // of the delays and of the time copies take
+inline double patience_s = 60;  // no progress in any block for so long is a deadlock
 
 constexpr int kLanes = 32;
 constexpr int kNamedBarriers = 16;
 constexpr int kMostThreads = 1024;
-constexpr size_t kMostShared = 227 * 1024;             // bytes per block on sm_90
-constexpr int kMostCopies = 1024;                      // in flight in one block
-constexpr int kCopyTurns = 16, kDelayTurns = 24;       // at most
-constexpr int kIdleTurns = 8;                          // turns without progress before the core is offered to other blocks
-constexpr size_t kStack = (MONOLANE_TSAN ? 256 : 64) * 1024;  // bytes; ThreadSanitizer writes its reports on it
+constexpr size_t kMostShared = 227 * 1024;        // bytes per block on sm_90
+constexpr int kMostCopies = 1024;                 // in flight in one block
+constexpr int kCopyTurns = 16, kDelayTurns = 24;  // at most
 
 // Where a number of CUDA threads wait for each other.
 struct Meeting {
@@ -54,6 +47,7 @@ struct Warp {
 struct Fiber {
   Context context;
   int index = 0;
+  Warp* warp = nullptr;
   int delay = 0;                   // turns to stay away
   const uint32_t* gate = nullptr;  // not to be woken while *gate is `closed`
   uint32_t closed = 0;
@@ -108,9 +102,9 @@ struct Block {
 inline thread_local constinit Block* here = nullptr;  // the block this thread runs
 
 MONOLANE_UNTRACKED Block& block() { return *here; }
-MONOLANE_UNTRACKED Fiber& fiber() { return *here->current; }
-MONOLANE_UNTRACKED int thread_of(const Fiber& fiber) { return fiber.index; }
-MONOLANE_UNTRACKED Warp& warp_of(const Block& block, const Fiber& fiber) { return *(&block.warps[0] + fiber.index / kLanes); }
+MONOLANE_UNTRACKED int thread() { return here->current->index; }
+MONOLANE_UNTRACKED int lane() { return here->current->index % kLanes; }
+MONOLANE_UNTRACKED Warp& warp() { return *here->current->warp; }
 
 inline int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -223,14 +217,13 @@ MONOLANE_UNTRACKED CopyBarrier unpack(uint64_t word) {
   return state;
 }
 
-inline void* check_shared(void* p, size_t bytes, size_t alignment, const char* what) {
+inline void check_shared(void* p, size_t bytes, size_t alignment, const char* what) {
   const Block& self = block();
   const char* begin = static_cast<char*>(p);
   if (begin < self.shared || begin + bytes > self.shared + self.shared_bytes)
     fail("%s: %zu bytes at %p are not within the %zu bytes of shared memory at %p", what, bytes, p, self.shared_bytes,
          static_cast<void*>(self.shared));
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0) fail("%s: %p is not %zu-byte aligned", what, p, alignment);
-  return p;
 }
 
 inline void update_barrier(uint64_t* barrier, int arrivals, int64_t expected_bytes) {
@@ -274,115 +267,6 @@ inline void Block::land_copies() {
     update_barrier(copy.barrier, 0, -static_cast<int64_t>(copy.bytes));
     note_progress(*this);
   }
-}
-
-// --- a block from its first turn to its last ---
-
-inline Block::Block(Run& run_, int index_, int threads_, size_t shared_bytes_)
-    : run(run_),
-      index(index_),
-      threads(threads_),
-      shared_bytes(shared_bytes_),
-      shared_pages(shared_bytes_ + 128),
-      shared(shared_pages.end() - (shared_bytes_ + 127) / 128 * 128),  // ends where the pages end
-      fibers(new Fiber[static_cast<size_t>(threads_)]),
-      warps(new Warp[static_cast<size_t>(threads_ / kLanes)]),
-      random(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(index_)) {
-  std::memset(shared, 0xff, shared_bytes);  // as floats: not a number
-  for (int i = 0; i < threads; ++i) {
-    fibers[i].index = i;
-    stacks.push_back(std::make_unique<Pages>(kStack));
-  }
-}
-
-MONOLANE_UNTRACKED void leave() {
-  Block& self = *here;
-  Fiber& fiber = *self.current;
-  Warp& warp = warp_of(self, fiber);
-  if (warp.meeting.arrived > 0) fail("leaves the kernel while its warp waits at %s", warp.meeting.what);
-  ++warp.finished;
-  ++self.finished;
-  fiber.finished = self.progress = true;
-  give_turn("nothing: it has left");
-}
-
-inline void fiber_main() {
-  Block& self = block();
-  self.run.kernel();
-  __atomic_fetch_add(&self.ended, 1, __ATOMIC_RELEASE);
-  leave();
-}
-
-// One turn for every fiber that may go on; whether there was any.
-MONOLANE_UNTRACKED bool give_turns(Block& self, Fiber* fibers) {
-  bool awake = false;
-  for (int i = 0; i < self.threads; ++i) {
-    Fiber& fiber = fibers[i];
-    if (fiber.finished || (fiber.gate != nullptr && *fiber.gate == fiber.closed)) continue;
-    awake = true;
-    if (fiber.delay > 0 && --fiber.delay > 0) continue;
-    fiber.gate = nullptr;
-    self.current = &fiber;
-    switch_context(self.scheduler, fiber.context);
-    self.current = nullptr;
-  }
-  return awake;
-}
-
-MONOLANE_UNTRACKED const char* waits_of(const Fiber& fiber) { return fiber.waits; }
-MONOLANE_UNTRACKED bool all_left(const Block& block) { return block.finished == block.threads; }
-MONOLANE_UNTRACKED bool take_progress(Block& block) {
-  const bool progress = block.progress || block.in_flight > 0;
-  block.progress = false;
-  return progress;
-}
-
-inline void Block::deadlock() {
-  std::string report = "deadlock: no progress";
-  for (const auto& each : run.blocks) {
-    std::map<std::string, int> waiting;
-    for (int i = 0; i < threads; ++i) ++waiting[waits_of(each->fibers[i])];
-    report += "\n  block " + std::to_string(each->index) + ":";
-    for (const auto& [what, count] : waiting) report += " " + std::to_string(count) + " threads wait for " + what + ";";
-  }
-  fail("%s", report.c_str());
-}
-
-inline void Block::execute() {
-  here = this;
-  scheduler.begin_here();
-  for (int i = 0; i < threads; ++i) fibers[i].context.begin(*stacks[i], fiber_main);
-  for (int idle_turns = 0; !all_left(*this);) {
-    const bool awake = give_turns(*this, fibers.get());
-    land_copies();
-    if (take_progress(*this)) {
-      idle_turns = 0;
-      __atomic_store_n(&run.progress_ns, steady_ns(), __ATOMIC_RELAXED);
-    } else if (!awake) {
-      deadlock();  // everybody waits for somebody of the same block
-    } else if (++idle_turns > kIdleTurns) {
-      if (steady_ns() - __atomic_load_n(&run.progress_ns, __ATOMIC_RELAXED) > patience_s * 1e9) deadlock();
-      sched_yield();
-    }
-  }
-  (void)__atomic_load_n(&ended, __ATOMIC_ACQUIRE);
-  for (int i = 0; i < threads; ++i) fibers[i].context.end();
-  if (in_flight > 0) fail("block %d has ended with %d copies in flight", index, in_flight);
-  here = nullptr;
-}
-
-// Runs the kernel on `blocks` blocks of `threads` threads, as <<<blocks, threads, shared_bytes>>> would, until all have left.
-template <class Launch>
-void launch(void (*kernel)(Launch), const Launch& launch, int blocks, int threads, size_t shared_bytes) {
-  if (blocks < 1 || threads < kLanes || threads > kMostThreads || threads % kLanes != 0 || shared_bytes > kMostShared)
-    fail("cannot launch %d blocks of %d threads with %zu bytes of shared memory: whole warps, at most %d threads and %zu bytes",
-         blocks, threads, shared_bytes, kMostThreads, kMostShared);
-  Run run;
-  run.kernel = [&] { kernel(launch); };
-  run.progress_ns = steady_ns();
-  for (int i = 0; i < blocks; ++i) run.blocks.push_back(std::make_unique<Block>(run, i, threads, shared_bytes));
-  std::vector<std::jthread> running;
-  for (const auto& block : run.blocks) running.emplace_back([&block] { block->execute(); });
 }
 
 }  // namespace monolane::emulate

@@ -9,6 +9,9 @@ typedef unsigned long long uint64_t;
 typedef int int32_t;
 typedef long long int64_t;
 
+#define INT32_MAX 0x7fffffff
+#define INT64_MAX 0x7fffffffffffffffLL
+
 #define MONOLANE_DEVICE __device__ __forceinline__
 #define MONOLANE_KERNEL extern "C" __global__
 #define MONOLANE_BOUNDS(threads) __launch_bounds__(threads, 1)
@@ -65,7 +68,8 @@ MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint6
 
 // --- threads of a block ---
 
-MONOLANE_DEVICE void sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// Not the .aligned form: lanes of a warp may come one by one.
+MONOLANE_DEVICE void sync(int id, int threads) { asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 MONOLANE_DEVICE void sync_warp() { __syncwarp(); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
@@ -115,6 +119,8 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
   asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(p), "r"(expected), "r"(desired) : "memory");
   return old;
 }
+// Shared memory that was read and written by threads may be written by copies from now on.
+MONOLANE_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 MONOLANE_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // --- the host's memory ---
@@ -141,19 +147,11 @@ MONOLANE_DEVICE int64_t now_ns() {
 MONOLANE_DEVICE void pause(int ns) { __nanosleep(ns); }
 MONOLANE_DEVICE float reciprocal_root(float x) { return rsqrtf(x); }
 MONOLANE_DEVICE float exponential(float x) { return __expf(x); }
-MONOLANE_DEVICE void sine_cosine(double angle, float& sine, float& cosine) {
-  double s, c;
-  sincos(angle, &s, &c);
-  sine = static_cast<float>(s);
-  cosine = static_cast<float>(c);
-}
 MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 MONOLANE_DEVICE int64_t round_to_integer(float x) { return __float2ll_rn(x); }  // to nearest even
 MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
-MONOLANE_DEVICE uint64_t add_shared(uint64_t* p, uint64_t v) { return atomicAdd(p, v); }
-MONOLANE_DEVICE uint32_t add_shared(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
-MONOLANE_DEVICE uint64_t max_shared(uint64_t* p, uint64_t v) { return atomicMax(p, v); }
+MONOLANE_DEVICE void add_global(uint64_t* p, uint64_t v) { atomicAdd(p, v); }
 
 }  // namespace ptx
 }  // namespace monolane

@@ -1,0 +1,77 @@
+"""Models by their shape alone, with weights made up here: speed does not depend on what the weights say."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.model.config import ModelConfig, Rope
+from monolane.model.weights import Bf16Bits, expected_shapes, to_bf16
+
+_LLAMA3 = Rope(500000.0)
+
+
+def _shape(
+    family: str, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int, rope: Rope
+) -> ModelConfig:
+    return ModelConfig(
+        family=family,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        vocab=vocab,
+        context=131072,
+        norm_eps=1e-5,
+        rope=rope,
+        windows=(None,) * layers,
+        qkv_bias=family == "qwen2",
+        qk_norm=family == "qwen3",
+        tied=True,
+    )
+
+
+SHAPES = {
+    "llama-3.2-1b": _shape("llama", 2048, 16, 32, 8, 64, 8192, 128256, _LLAMA3),
+    "llama-3.1-8b": _shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, _LLAMA3),
+    "qwen2.5-coder-1.5b": _shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, Rope(1e6)),
+    "qwen3-1.7b": _shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, Rope(1e6)),
+    "smollm2-135m": _shape("llama", 576, 30, 9, 3, 64, 1536, 49152, Rope(1e5)),
+}
+
+
+class MadeUpWeights:
+    """Random weights of about the right size, from one small pool: made as fast as memory can be written."""
+
+    widened = False
+    identity = "made up"
+
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+        self._shapes = dict(expected_shapes(config))
+        self._pool = np.random.default_rng(seed).standard_normal((1 << 22) + 4099, np.float32)
+        self._bits: dict[int, Bf16Bits] = {}
+        for cols in {shape[1] for shape in self._shapes.values() if len(shape) == 2}:
+            self._bits[cols] = to_bf16(self._pool / np.float32(np.sqrt(cols)))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        cols = self._shapes[name][1]
+        pool = self._bits[cols]
+        first = (hash_of(name) + start * cols) % len(pool)
+        wanted = (stop - start) * cols
+        repeats = -(-(first + wanted) // len(pool))
+        return np.tile(pool, repeats)[first : first + wanted].reshape(stop - start, cols)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        size = self._shapes[name][0]
+        noise = self._pool[hash_of(name) % 1024 :][:size] * np.float32(0.1)
+        return noise if name.endswith("bias") else 1 + noise
+
+
+def hash_of(name: str) -> int:
+    """The same number for a name in every process."""
+    return sum((i + 1) * 7919 * ord(letter) for i, letter in enumerate(name))

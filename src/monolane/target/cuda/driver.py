@@ -1,0 +1,154 @@
+"""The few calls of the CUDA driver that we need, with their errors as ours. Imported only where a GPU is asked for."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+from numpy.typing import NDArray
+
+from monolane.errors import ResourceError, TargetError
+
+
+def call(result: tuple[Any, ...]) -> Any:
+    """The value of a driver call, or an error with the driver's own words."""
+    code, *values = result
+    if code != driver.CUresult.CUDA_SUCCESS:
+        _, name = driver.cuGetErrorName(code)
+        _, text = driver.cuGetErrorString(code)
+        message = f"CUDA: {name.decode()}: {text.decode()}."
+        if code == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise ResourceError(message, "Use a smaller model or context, or free the GPU's memory.")
+        raise TargetError(message, "Load the model again; if it happens again, use device='cpu' and report it.")
+    return values[0] if len(values) == 1 else tuple(values) or None
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU and what it offers."""
+
+    handle: Any
+    name: str
+    processors: int  # streaming multiprocessors
+    shared_limit: int  # bytes of shared memory a block may have
+    memory: int
+    capability: tuple[int, int]
+
+
+def find_device() -> Device | None:
+    """The first GPU; None where there is none or no driver."""
+    try:
+        call(driver.cuInit(0))
+        if call(driver.cuDeviceGetCount()) == 0:
+            return None
+    except (TargetError, RuntimeError):  # no driver library, no device
+        return None
+    handle = call(driver.cuDeviceGet(0))
+    attribute = driver.CUdevice_attribute
+
+    def ask(which: Any) -> int:
+        return int(call(driver.cuDeviceGetAttribute(which, handle)))
+
+    return Device(
+        handle=handle,
+        name=call(driver.cuDeviceGetName(100, handle)).split(b"\0")[0].decode(),
+        processors=ask(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        shared_limit=ask(attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        memory=int(call(driver.cuDeviceTotalMem(handle))),
+        capability=(
+            ask(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            ask(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        ),
+    )
+
+
+class Context:
+    """The device's primary context, one stream, and the memory allocated through it."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._context = call(driver.cuDevicePrimaryCtxRetain(device.handle))
+        self.enter()
+        self._stream = call(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._memory: list[int] = []
+        self._host: list[int] = []
+
+    def enter(self) -> None:
+        """Make the context this thread's own."""
+        call(driver.cuCtxSetCurrent(self._context))
+
+    def free_memory(self) -> int:
+        return int(call(driver.cuMemGetInfo())[0])
+
+    def allocate(self, size: int) -> int:
+        address = int(call(driver.cuMemAlloc(max(size, 16))))
+        self._memory.append(address)
+        self.clear(address, max(size, 16))
+        return address
+
+    def upload(self, data: NDArray[np.generic]) -> int:
+        data = np.ascontiguousarray(data)
+        address = self.allocate(data.nbytes)
+        if data.nbytes:
+            # On our stream, and waited for: a copy on another one might still be on its way when the kernel starts.
+            call(driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
+            call(driver.cuStreamSynchronize(self._stream))
+        return address
+
+    def download(self, address: int, into: NDArray[np.generic]) -> None:
+        call(driver.cuMemcpyDtoH(into.ctypes.data, address, into.nbytes))
+
+    def clear(self, address: int, size: int) -> None:
+        call(driver.cuMemsetD8Async(address, 0, size, self._stream))
+
+    def free(self, address: int) -> None:
+        self._memory.remove(address)
+        call(driver.cuMemFree(address))
+
+    def host_memory(self, size: int) -> int:
+        """Zeroed, pinned, and seen by the device at the same address."""
+        address = int(call(driver.cuMemHostAlloc(size, driver.CU_MEMHOSTALLOC_DEVICEMAP)))
+        ctypes.memset(address, 0, size)
+        self._host.append(address)
+        return address
+
+    def load(self, cubin: bytes, name: str, shared_bytes: int) -> Any:
+        """A kernel that may use so much shared memory."""
+        module = call(driver.cuModuleLoadData(cubin))
+        function = call(driver.cuModuleGetFunction(module, name.encode()))
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        call(driver.cuFuncSetAttribute(function, limit, shared_bytes))
+        return function
+
+    def launch(self, function: Any, blocks: int, threads: int, shared_bytes: int, argument: ctypes.Structure) -> None:
+        """All blocks at once, or not at all: they wait for each other."""
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared_bytes, self._stream
+        cooperative = driver.CUlaunchAttribute()
+        cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        cooperative.value.cooperative = 1
+        config.attrs, config.numAttrs = [cooperative], 1
+        call(driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
+
+    def running(self) -> bool:
+        """Whether the kernel is still at work; what went wrong with it is raised."""
+        (code,) = driver.cuStreamQuery(self._stream)
+        if code == driver.CUresult.CUDA_ERROR_NOT_READY:
+            return True
+        call((code,))
+        return False
+
+    def close(self) -> None:
+        self.enter()
+        for address in self._memory:
+            driver.cuMemFree(address)
+        for address in self._host:
+            driver.cuMemFreeHost(address)
+        self._memory, self._host = [], []
+        driver.cuDevicePrimaryCtxRelease(self.device.handle)

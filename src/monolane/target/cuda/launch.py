@@ -1,0 +1,172 @@
+"""What a launch is given: the host's twin of csrc/launch.cuh, and the memory behind its pointers, wherever it lies."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_int32, c_int64, c_uint32, c_void_p
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.program.plan import Plan
+from monolane.program.stage import MAX_WIDTH
+from monolane.program.tape import Tape
+from monolane.target import structs
+from monolane.target.base import Request
+from monolane.target.cuda.generate import buffer_places
+
+BUCKETS = 4096
+
+
+class Outcome(Structure):
+    """What the kernel tells the host while it runs."""
+
+    made: int
+    status: int
+    worker: int
+    stage: int
+    layer: int
+    waited_for: int
+    start_ns: int
+    _fields_ = [
+        *((name, c_uint32) for name in ("made", "status", "worker", "stage", "layer", "waited_for")),
+        ("start_ns", c_int64),
+    ]
+
+
+_POINTERS = [
+    "tapes",
+    "segments",
+    "head_tiles",
+    "table",
+    "constants",
+    "rotations",
+    "keys",
+    "values",
+    "words",
+    "qkv_words",
+    "wide",
+    "wide_qkv",
+    "partials",
+    "counters",
+    "choices",
+    "logits",
+    "scores",
+    "buckets",
+    "counts",
+    "failed",
+    "entries",
+    "outcome",
+    "abort",
+]
+
+
+class Launch(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in _POINTERS),
+        ("deadline_ns", c_int64),
+        ("context", c_int32),
+        ("splits", c_int32),
+        ("request", structs.Request),
+    ]
+
+
+class Arena(Protocol):
+    """Memory the kernel sees: a device's, or, for the emulation, our own."""
+
+    def allocate(self, size: int) -> int:
+        """Zeroed bytes, 256-byte aligned; their address."""
+
+    def upload(self, data: NDArray[np.generic]) -> int:
+        """A copy of an array; its address."""
+
+
+def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
+    """Bytes of every buffer that belongs to a loaded model and not to its weights."""
+    program, shape = plan.program, plan.program.attention
+    _, words, plain = buffer_places(program)
+    head_stride = -(-shape.head_dim // 8) * 8
+    cache = program.layers * shape.kv_heads * context * head_stride * 2
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    return {
+        "keys": cache,
+        "values": cache,
+        "words": 4 * words[-1],
+        "qkv_words": 8 * qkv,
+        "wide": 2 * plain[-1],
+        "wide_qkv": 4 * qkv * MAX_WIDTH,
+        "partials": 4 * MAX_WIDTH * shape.splits(context) * shape.heads * (head_stride + 2),
+        "counters": 4 * (MAX_WIDTH * shape.kv_heads + 1),
+        "choices": 8 * (2 * plan.workers + 1),
+        "logits": 4 * program.vocab,
+        "scores": 8 * program.vocab,
+        "buckets": 8 * BUCKETS,
+        "counts": 4 * program.vocab,
+        "failed": 4,
+    }
+
+
+# What a launch must find zeroed: tags and counters start anew with every launch.
+CLEARED = ("words", "qkv_words", "counters", "choices", "counts", "failed")
+
+
+def rotations(plan: Plan, context: int) -> NDArray[np.float32]:
+    """[position][pair][cosine, sine]"""
+    angles = np.outer(np.arange(context), plan.program.attention.frequencies)
+    return np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
+
+
+def head_tile_addresses(plan: Plan, tapes: Sequence[int]) -> NDArray[np.uint64]:
+    """Where each tile of a tied head lies."""
+    last = len(plan.program.projections) - 1
+    tile_bytes = plan.layout.tile_bytes(plan.program.head.matrix)
+    found = [
+        np.arange(segments[last].tiles, dtype=np.uint64) * np.uint64(tile_bytes)
+        + np.uint64(tape + segments[last].offset)
+        for tape, segments in zip(tapes, plan.segments, strict=True)
+    ]
+    return np.concatenate(found)
+
+
+def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> Launch:
+    """Everything but the request and the host's memory."""
+    plan = tape.plan
+    tapes = [arena.upload(part) for part in tape.workers]
+    launch = Launch(
+        tapes=arena.upload(np.array(tapes, np.uint64)),
+        segments=arena.upload(np.frombuffer(bytes(structs.segment_table(plan)), np.uint8)),
+        head_tiles=arena.upload(head_tile_addresses(plan, tapes)) if tape.table is None else None,
+        table=arena.upload(tape.table) if tape.table is not None else None,
+        constants=arena.upload(tape.constants.values),
+        rotations=arena.upload(rotations(plan, context)),
+        deadline_ns=int(deadline_s * 1e9),
+        context=context,
+        splits=plan.program.attention.splits(context),
+    )
+    for name, size in scratch_sizes(plan, context).items():
+        setattr(launch, name, arena.allocate(size))
+    return launch
+
+
+def request_struct(request: Request, arena: Arena, scores: int | None) -> structs.Request:
+    """A request whose arrays lie where the kernel sees them. ``scores``: store all logits there, sample nothing."""
+    fixed = request.sampling.fixed()
+    bias = np.frombuffer(bytes(structs.bias_table(fixed)), np.uint8) if fixed.bias else np.zeros(1, np.uint8)
+    stops = np.array(sorted(request.stop_tokens) or [-1], np.int32)
+    return structs.Request(
+        tokens=arena.upload(np.array(request.tokens, np.int32)),
+        token_count=len(request.tokens),
+        cached=request.cached,
+        max_tokens=request.max_tokens,
+        stop_tokens=arena.upload(stops),
+        stop_count=len(request.stop_tokens),
+        logprobs=structs.NO_LOGPROBS if request.logprobs is None else request.logprobs,
+        scores=scores,
+        sampling=structs.sampling_struct(fixed, arena.upload(bias)),
+    )
+
+
+def entry_bytes(context: int) -> int:
+    return ctypes.sizeof(structs.Entry) * context

@@ -1,0 +1,93 @@
+"""From a model to a CUDA target: what the GPU cannot hold or run is refused with numbers, before it is allocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monolane.errors import ResourceError, UnsupportedModelError, UsageError
+from monolane.model.cache import human_size
+from monolane.model.config import ModelConfig
+from monolane.model.progress import Progress
+from monolane.model.weights import Weights
+from monolane.program.build import build_program
+from monolane.program.check import check
+from monolane.program.plan import Plan, make_plan
+from monolane.program.tape import constant_offsets
+from monolane.program.tape_store import load_tape
+from monolane.target.cuda.generate import LAYOUT, generate
+from monolane.target.cuda.jit import compile_cubin
+from monolane.target.cuda.launch import scratch_sizes
+
+if TYPE_CHECKING:
+    from monolane.target.cuda.driver import Device
+    from monolane.target.cuda.runtime import CudaTarget
+
+CAPABILITY = (9, 0)  # bulk copies and barriers of copies came with Hopper
+SPARE_BYTES = 512 << 20  # of GPU memory: the driver's own, and what requests bring along
+
+
+def find_gpu() -> Device | None:
+    """The GPU, if there is one that we can use; None also where the CUDA packages are not installed."""
+    try:
+        from monolane.target.cuda.driver import find_device
+    except ImportError:
+        return None
+    device = find_device()
+    return device if device and device.capability == CAPABILITY else None
+
+
+def required_gpu() -> Device:
+    """The GPU, or an error that says what is missing."""
+    try:
+        from monolane.target.cuda.driver import find_device
+    except ImportError as error:
+        raise UsageError("The CUDA packages are not installed.", "pip install 'monolane[cuda]'") from error
+    device = find_device()
+    if device is None:
+        raise UsageError("There is no NVIDIA GPU, or no driver for it.", "Use device='cpu'.")
+    if device.capability != CAPABILITY:
+        version = ".".join(map(str, device.capability))
+        raise UnsupportedModelError(
+            f"{device.name} has compute capability {version}; the kernel needs 9.0 (H100, H200).", "Use device='cpu'."
+        )
+    return device
+
+
+def cuda_plan(config: ModelConfig, workers: int) -> Plan:
+    """One worker per multiprocessor."""
+    plan = make_plan(build_program(config), LAYOUT, workers)
+    check(plan)
+    return plan
+
+
+def memory_needed(plan: Plan, context: int) -> int:
+    """Bytes on the GPU."""
+    program = plan.program
+    table = 2 * program.table.rows * program.table.cols if program.table else 0
+    rotations = 4 * program.attention.head_dim * context
+    _, constants = constant_offsets(program)
+    weights = plan.bytes_per_token + table + 4 * constants
+    return weights + rotations + sum(scratch_sizes(plan, context).values()) + SPARE_BYTES
+
+
+def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress) -> CudaTarget:
+    """Compile, allocate, pack, copy."""
+    from monolane.target.cuda.driver import Context
+    from monolane.target.cuda.runtime import CudaTarget
+
+    plan = cuda_plan(config, device.processors)
+    source = generate(plan, device.shared_limit)
+    cubin = compile_cubin(source, "sm_90a")
+    gpu = Context(device)
+    needed, free = memory_needed(plan, context), gpu.free_memory()
+    if needed > free:
+        raise ResourceError(
+            f"This needs {human_size(needed)} of GPU memory with {context:,} tokens of context, "
+            f"but {device.name} has {human_size(free)} free.",
+            "Use a smaller model or context, or free the GPU's memory.",
+        )
+    function = gpu.load(cubin, "monolane_kernel", device.shared_limit)
+    tape = load_tape(plan, weights, lambda size: np.zeros(size, np.uint8), progress)
+    return CudaTarget(gpu, function, tape, context)

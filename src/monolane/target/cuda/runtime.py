@@ -1,0 +1,182 @@
+"""The CUDA target: one launch per request. The host reads tokens from memory that the kernel writes while it runs."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.errors import TargetError
+from monolane.program.sample import Sampling
+from monolane.program.tape import Tape
+from monolane.target import structs
+from monolane.target.base import Finish, Request, Token
+from monolane.target.cuda.driver import Context
+from monolane.target.cuda.launch import (
+    CLEARED,
+    Launch,
+    Outcome,
+    entry_bytes,
+    model_launch,
+    request_struct,
+    scratch_sizes,
+)
+
+THREADS = 416  # 12 warps that compute and one that streams
+DEADLINE_S = 5.0
+POLL_S = 20e-6  # between two looks at the host's memory: far below the time of a token
+WAITED_FOR = ("a copy of weights", "a free slot of the ring", "activations", "the barrier", "the chosen token")
+
+
+class CudaTarget:
+    """A tape and a cache in a GPU's memory, and the kernel that runs them."""
+
+    def __init__(
+        self, context: Context, function: Any, tape: Tape, tokens: int, deadline_s: float = DEADLINE_S
+    ) -> None:
+        self._context = context
+        self._function = function
+        self.name = f"cuda ({context.device.name}, {tape.plan.workers} workers)"
+        self.context = tokens
+        self.bytes_per_token = tape.plan.bytes_per_token
+        self.program = tape.plan.program
+        self._plan = tape.plan
+        self._launch = model_launch(tape, tokens, context, deadline_s)
+        self._entries = context.host_memory(entry_bytes(tokens))
+        self._outcome = context.host_memory(ctypes.sizeof(Outcome))
+        self._abort = context.host_memory(4)
+        self._launch.entries, self._launch.outcome, self._launch.abort = self._entries, self._outcome, self._abort
+        self._lock = threading.Lock()
+        self._broken = False
+
+    def run(self, request: Request) -> CudaRun:
+        return CudaRun(self, request, None)
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        scores = np.empty((len(tokens), self.program.vocab), np.float32)
+        self._context.enter()
+        address = self._context.allocate(scores.nbytes)
+        try:
+            for _ in CudaRun(self, Request(tokens, 0, 0, frozenset(), Sampling()), address):
+                pass
+            self._context.download(address, scores)
+        finally:
+            self._context.free(address)
+        return scores
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._broken:
+                self._broken = True
+                ctypes.c_uint32.from_address(self._abort).value = 1
+                while self._context.running():
+                    time.sleep(POLL_S)
+                self._context.close()
+
+    # --- for CudaRun ---
+
+    def start(self, request: Request, scores: int | None) -> tuple[Outcome, list[int]]:
+        """Launch; the host's view of the outcome, and what was uploaded for this request."""
+        with self._lock:
+            if self._broken:
+                raise TargetError("This target is closed, or an earlier request got stuck.", "Load the model again.")
+            self._context.enter()
+            if self._context.running():
+                raise TargetError("A request is still running.", "Wait for it, or abort it.")
+            uploads = _Uploads(self._context)
+            self._launch.request = request_struct(request, uploads, scores)
+            sizes = scratch_sizes(self._plan, self.context)
+            for name in CLEARED:
+                self._context.clear(getattr(self._launch, name), sizes[name])
+            ctypes.memset(self._outcome, 0, ctypes.sizeof(Outcome))
+            ctypes.c_uint32.from_address(self._abort).value = 0
+            shared = self._context.device.shared_limit
+            argument = Launch.from_buffer_copy(self._launch)
+            self._context.launch(self._function, self._plan.workers, THREADS, shared, argument)
+            return Outcome.from_address(self._outcome), uploads.addresses
+
+    def entries(self, start: int, stop: int) -> Sequence[structs.Entry]:
+        base = self._entries + start * ctypes.sizeof(structs.Entry)
+        return (structs.Entry * (stop - start)).from_address(base)  # type: ignore[return-value]
+
+    def abort(self) -> None:
+        ctypes.c_uint32.from_address(self._abort).value = 1
+
+    def running(self) -> bool:
+        self._context.enter()
+        return self._context.running()
+
+    def free(self, addresses: list[int]) -> None:
+        for address in addresses:
+            self._context.free(address)
+
+    def give_up(self) -> None:
+        self._broken = True
+
+
+class _Uploads:
+    """What one request brings along; freed when it has ended."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.addresses: list[int] = []
+
+    def allocate(self, size: int) -> int:
+        self.addresses.append(self._context.allocate(size))
+        return self.addresses[-1]
+
+    def upload(self, data: NDArray[np.generic]) -> int:
+        self.addresses.append(self._context.upload(data))
+        return self.addresses[-1]
+
+
+class CudaRun:
+    """A request on the GPU."""
+
+    def __init__(self, target: CudaTarget, request: Request, scores: int | None) -> None:
+        self._target = target
+        self._logprobs = request.logprobs is not None
+        self.finish: Finish | None = None
+        self._outcome, self._uploads = target.start(request, scores)
+        self._seen = 0
+
+    def __iter__(self) -> Iterator[list[Token]]:
+        while self.finish is None:
+            running = self._target.running()  # looked at first: what was written before the end is seen after it
+            made, status = self._outcome.made, self._outcome.status
+            if made > self._seen:
+                entries = self._target.entries(self._seen, made)
+                tokens = [structs.token_of(entry, self._logprobs) for entry in entries]
+                self._seen = made
+                yield tokens
+            elif not running:
+                self._target.free(self._uploads)
+                self.finish = self._finish(status)
+            else:
+                time.sleep(POLL_S)
+
+    @property
+    def start_ns(self) -> int:
+        return self._outcome.start_ns
+
+    def abort(self) -> None:
+        if self.finish is None:
+            self._target.abort()
+
+    def _finish(self, status: int) -> Finish:
+        if status == structs.NOT_A_NUMBER:
+            raise TargetError("The model produced logits that are not numbers.", "Its weights are probably damaged.")
+        if status in structs.FINISHES:
+            return structs.FINISHES[status]
+        outcome = self._outcome
+        name = self._target.program.stages[min(outcome.stage, len(self._target.program.stages) - 1)].name
+        raise TargetError(
+            f"A worker got stuck: worker {outcome.worker} waited too long for {WAITED_FOR[outcome.waited_for]} "
+            f"at stage {name!r} of layer {outcome.layer}.",
+            "Ask again; if it happens again, load the model again.",
+        )

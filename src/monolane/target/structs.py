@@ -1,0 +1,114 @@
+"""The host's twins of the structs in csrc/request.hpp and csrc/program.hpp, for all compiled targets."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_int32, c_int64, c_uint64, c_void_p
+
+from monolane.program.plan import Plan
+from monolane.program.sample import MAX_LOGPROBS, Choice, FixedSampling
+from monolane.target.base import Finish, Token
+
+RUNNING, STOPPED, LENGTH_REACHED, ABORTED, STUCK, NOT_A_NUMBER = range(6)
+FINISHES = {STOPPED: Finish.STOP, LENGTH_REACHED: Finish.LENGTH, ABORTED: Finish.ABORT}
+NO_LOGPROBS = -1
+
+
+class Segment(Structure):
+    _fields_ = [("first_tile", c_int64), ("tiles", c_int64), ("offset", c_int64)]
+
+
+class Bias(Structure):
+    _fields_ = [("token", c_int32), ("unused", c_int32), ("value", c_int64)]
+
+
+class Sampling(Structure):
+    _fields_ = [
+        ("greedy", c_int32),
+        ("top_k", c_int32),
+        ("rate", c_uint64),
+        ("top_p", c_uint64),
+        ("min_weight", c_uint64),
+        ("seed", c_uint64),
+        ("repeat_up", c_int64),
+        ("repeat_down", c_int64),
+        ("presence", c_int64),
+        ("frequency", c_int64),
+        ("bias", c_void_p),
+        ("bias_count", c_int64),
+    ]
+
+
+class Request(Structure):
+    _fields_ = [
+        ("tokens", c_void_p),
+        ("token_count", c_int64),
+        ("cached", c_int64),
+        ("max_tokens", c_int64),
+        ("stop_tokens", c_void_p),
+        ("stop_count", c_int64),
+        ("logprobs", c_int32),
+        ("unused", c_int32),
+        ("scores", c_void_p),
+        ("sampling", Sampling),
+    ]
+
+
+class Entry(Structure):
+    """A sampled token as the kernel wrote it."""
+
+    token: int
+    top_count: int
+    time_ns: int
+    distance: int
+    total: int
+    top_distances: Sequence[int]
+    top_tokens: Sequence[int]
+    _fields_ = [
+        ("token", c_int32),
+        ("top_count", c_int32),
+        ("time_ns", c_int64),
+        ("distance", c_int64),
+        ("total", c_uint64),
+        ("top_distances", c_int64 * MAX_LOGPROBS),
+        ("top_tokens", c_int32 * MAX_LOGPROBS),
+    ]
+
+
+def segment_table(plan: Plan) -> ctypes.Array[Segment]:
+    """[workers][projections]"""
+    rows = [Segment(s.first_tile, s.tiles, s.offset) for segments in plan.segments for s in segments]
+    return (Segment * len(rows))(*rows)
+
+
+def bias_table(fixed: FixedSampling) -> ctypes.Array[Bias]:
+    return (Bias * len(fixed.bias))(*(Bias(token, 0, value) for token, value in fixed.bias))
+
+
+def sampling_struct(fixed: FixedSampling, bias: int) -> Sampling:
+    """``bias``: where the kernel finds the table of biases."""
+    return Sampling(
+        greedy=fixed.greedy,
+        top_k=fixed.top_k,
+        rate=fixed.rate,
+        top_p=fixed.top_p,
+        min_weight=fixed.min_weight,
+        seed=fixed.seed,
+        repeat_up=fixed.repeat_up,
+        repeat_down=fixed.repeat_down,
+        presence=fixed.presence,
+        frequency=fixed.frequency,
+        bias=bias,
+        bias_count=len(fixed.bias),
+    )
+
+
+def token_of(entry: Entry, logprobs: bool) -> Token:
+    """A token for the engine."""
+    if not logprobs:
+        return Token(entry.token, entry.time_ns)
+    choice = Choice(entry.token, entry.distance, entry.total)
+    count = min(entry.top_count, MAX_LOGPROBS)
+    top = tuple((entry.top_tokens[i], choice.logprob(entry.top_distances[i])) for i in range(count))
+    return Token(entry.token, entry.time_ns, choice.logprob(entry.distance), top)

@@ -1,0 +1,95 @@
+"""The CUDA kernel on threads of this CPU, behind the interface of a target: for machines without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.model.config import ModelConfig
+from monolane.model.weights import Weights
+from monolane.program.build import build_program
+from monolane.program.check import check
+from monolane.program.plan import make_plan
+from monolane.program.sample import Sampling
+from monolane.program.tape import allocate_tape, pack_tape
+from monolane.target import structs
+from monolane.target.base import Request, Token
+from monolane.target.cpu.compiler import build, find_compiler
+from monolane.target.cpu.machine import vector_level
+from monolane.target.cuda import jit
+from monolane.target.cuda.generate import LAYOUT, generate
+from monolane.target.cuda.launch import CLEARED, Launch, Outcome, model_launch, request_struct, scratch_sizes
+
+SHARED_LIMIT = 232448
+
+
+class HostArena:
+    """Our own memory in the place of a device's; scratch is poisoned, as a device's would be after other work."""
+
+    def __init__(self) -> None:
+        self.memory: list[NDArray[np.uint8]] = []
+
+    def allocate(self, size: int) -> int:
+        buffer = np.zeros(size + 512, np.uint8)
+        self.memory.append(buffer)
+        return -(-buffer.ctypes.data // 256) * 256
+
+    def upload(self, data: NDArray[np.generic]) -> int:
+        data = np.ascontiguousarray(data)
+        address = self.allocate(data.nbytes)
+        ctypes.memmove(address, data.ctypes.data, data.nbytes)
+        return address
+
+
+class EmulatedTarget:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        workers: int,
+        context: int = 256,
+        delay_permille: int = 0,
+        seed: int = 1,
+        stall: tuple[int, int, int] | None = None,
+        deadline_s: float = 120.0,
+        flags: tuple[str, ...] = (),
+    ) -> None:
+        plan = make_plan(build_program(config), LAYOUT, workers)
+        check(plan)
+        tape = allocate_tape(plan, weights, lambda size: np.zeros(size, np.uint8))
+        pack_tape(tape, weights)
+        source = generate(plan, SHARED_LIMIT, emulated=True, stall=stall)
+        compiler = find_compiler()
+        assert compiler is not None
+        flags = ("-Wno-unknown-pragmas", *flags)
+        self._call = ctypes.CDLL(str(build(source, compiler, vector_level(), jit.HEADERS, flags))).monolane_emulate
+        self._arena = HostArena()
+        self._launch = model_launch(tape, context, self._arena, deadline_s)
+        self._plan, self._context, self._delays = plan, context, (delay_permille, seed)
+        self.vocab = config.vocab
+
+    def run(self, request: Request) -> tuple[list[Token], Outcome]:
+        """All tokens of a request, and how it ended."""
+        return self._run(request, None)
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        scores = np.full((len(tokens), self.vocab), np.nan, np.float32)
+        _, outcome = self._run(Request(tokens, 0, 0, frozenset(), Sampling()), scores.ctypes.data)
+        assert outcome.status == structs.LENGTH_REACHED
+        return scores
+
+    def _run(self, request: Request, scores: int | None) -> tuple[list[Token], Outcome]:
+        sizes = scratch_sizes(self._plan, self._context)
+        for name in CLEARED:
+            ctypes.memset(getattr(self._launch, name), 0, sizes[name])
+        entries, outcome, abort = (structs.Entry * self._context)(), Outcome(), ctypes.c_uint32(0)
+        launch = Launch.from_buffer_copy(self._launch)
+        launch.request = request_struct(request, self._arena, scores)
+        launch.entries, launch.outcome = ctypes.addressof(entries), ctypes.addressof(outcome)
+        launch.abort = ctypes.addressof(abort)
+        self._call(ctypes.byref(launch), self._delays[0], ctypes.c_uint64(self._delays[1]))
+        tokens = [structs.token_of(entries[i], request.logprobs is not None) for i in range(outcome.made)]
+        return tokens, outcome
