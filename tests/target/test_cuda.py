@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from monolane.bench.shapes import SHAPES, MadeUpWeights
 from monolane.errors import TargetError
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import open_target
@@ -92,3 +93,15 @@ def test_abort_stop_and_cache() -> None:
     target.close()
     with pytest.raises(TargetError):
         target.run(request)
+
+
+def test_a_real_shape_gives_the_same_bits_every_time() -> None:
+    """Large enough for several batches of tiles a block, and for an input that does not fit shared memory."""
+    config = replace(SHAPES["llama-3.2-1b"], layers=2, windows=(None, None), vocab=1000)
+    target = open_target(config, MadeUpWeights(config), device="cuda", context=256)
+    tokens = [(7 * i) % 1000 for i in range(100)]
+    expected = target.logits(tokens)
+    assert np.isfinite(expected).all()
+    for _ in range(5):
+        np.testing.assert_array_equal(target.logits(tokens), expected)
+    target.close()

@@ -1,4 +1,4 @@
-"""``python -m monolane.bench decode MODEL``, ``load MODEL``, ``report``: results go to benchmarks/results."""
+"""``python -m monolane.bench decode MODEL``, ``load MODEL``, ``trace SHAPE``, ``report``; results go to a folder."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def main() -> int:
     decoding.add_argument("--no-peers", action="store_true", help="only ours and the ceiling")
     loading = commands.add_parser("load", help="time and memory of the first and the second start")
     loading.add_argument("model")
+    tracing = commands.add_parser("trace", help="where the time of a token goes on a GPU, with made-up weights")
+    tracing.add_argument("shape")
     commands.add_parser("report", help="write the README's table from the results")
     asked = parser.parse_args()
     try:
@@ -28,6 +30,10 @@ def main() -> int:
             _say(f"written: {record.write(f'decode-{asked.model}-cpu', result)}")
         elif asked.command == "load":
             _say(f"written: {record.write(f'load-{asked.model}-cpu', load.measure(asked.model))}")
+        elif asked.command == "trace":
+            from monolane.bench import trace  # needs the CUDA packages
+
+            print(trace.report(asked.shape))
         else:
             changed = report.fill(Path("README.md"), report.table(report.results()))
             _say("README.md " + ("changed" if changed else "is up to date"))

@@ -54,9 +54,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         cut_off = 2 * SHUTDOWN_S  # for clients that do not read: nobody waits for them
-        super().__init__(
-            uvicorn.Config(create_app(service), log_level="warning", timeout_graceful_shutdown=cut_off)
-        )
+        super().__init__(uvicorn.Config(create_app(service), log_level="warning", timeout_graceful_shutdown=cut_off))
         self._service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

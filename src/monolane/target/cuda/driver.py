@@ -65,6 +65,15 @@ def find_device() -> Device | None:
     )
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A loaded kernel, and the constant memory that tells it what to do."""
+
+    function: Any
+    place: int
+    size: int
+
+
 class Context:
     """The device's primary context, one stream, and the memory allocated through it."""
 
@@ -115,17 +124,22 @@ class Context:
         self._host.append(address)
         return address
 
-    def load(self, cubin: bytes, name: str, shared_bytes: int) -> Any:
-        """A kernel that may use so much shared memory."""
+    def load(self, cubin: bytes, shared_bytes: int) -> Kernel:
+        """The monokernel, which may use so much shared memory."""
         module = call(driver.cuModuleLoadData(cubin))
-        function = call(driver.cuModuleGetFunction(module, name.encode()))
+        function = call(driver.cuModuleGetFunction(module, b"monolane_kernel"))
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(driver.cuFuncSetAttribute(function, limit, shared_bytes))
-        return function
+        place, size = call(driver.cuModuleGetGlobal(module, b"monolane_launch"))
+        return Kernel(function, int(place), int(size))
 
-    def launch(self, function: Any, blocks: int, threads: int, shared_bytes: int, argument: ctypes.Structure) -> None:
-        """All blocks at once, or not at all: they wait for each other."""
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+    def launch(self, kernel: Kernel, blocks: int, threads: int, shared_bytes: int, given: ctypes.Structure) -> None:
+        """All blocks at once, or not at all: they wait for each other. ``given`` goes to constant memory."""
+        if ctypes.sizeof(given) != kernel.size:
+            raise TargetError(f"The kernel expects {kernel.size} bytes to start, not {ctypes.sizeof(given)}.")
+        call(driver.cuMemcpyHtoDAsync(kernel.place, ctypes.addressof(given), kernel.size, self._stream))
+        unused = ctypes.c_int(0)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(unused))
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
@@ -134,7 +148,7 @@ class Context:
         cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         cooperative.value.cooperative = 1
         config.attrs, config.numAttrs = [cooperative], 1
-        call(driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
+        call(driver.cuLaunchKernelEx(config, kernel.function, ctypes.addressof(pointers), 0))
 
     def running(self) -> bool:
         """Whether the kernel is still at work; what went wrong with it is raised."""

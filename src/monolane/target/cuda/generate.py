@@ -5,7 +5,7 @@ from __future__ import annotations
 from monolane.errors import UnsupportedModelError
 from monolane.program.layout import Layout
 from monolane.program.plan import Plan
-from monolane.program.stage import MAX_WIDTH, Output, Program, Project
+from monolane.program.stage import MAX_WIDTH, Attend, Output, Program, Project
 from monolane.target.generate import braces, constants, shape_constants, tables
 
 # A lane of a warp takes 16 bytes: a unit of 8 rows and 32 k is one load, and two steps of the tensor core.
@@ -17,6 +17,7 @@ BATCH_SUMS = 32 * CONSUMER_WARPS * 8
 RESERVED_BYTES = 2048  # barriers, reductions, alignment
 MIN_WIDE_SLOTS = 2
 IN_FLIGHT_NEAR, IN_FLIGHT_FAR = 2, 6  # chunks on their way to one block: near a hand-off, and inside a long stage
+SHORTEST_SPLIT, MOST_SPLITS = 64, 32  # of the context, in attention: positions, and number
 
 
 _EMULATED_ENTRY = (
@@ -24,7 +25,8 @@ _EMULATED_ENTRY = (
     "  monolane::emulate::delay_permille = delay_permille;",
     "  monolane::emulate::seed = seed;",
     "  using namespace monolane;",
-    "  emulate::launch(monolane_kernel, *launch, kWorkers, kThreads, kSharedLimit);",
+    "  monolane_launch = *launch;",
+    "  emulate::launch(monolane_kernel, 0, kWorkers, kThreads, kSharedLimit);",
     "}",
 )
 
@@ -40,8 +42,9 @@ def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:
     program, layout = plan.program, plan.layout
     shape = program.attention
     columns = sorted({layout.padded_cols(stage.matrix) for stage in program.projections})
-    attend_sums = (CONSUMER_WARPS + shape.group) * (-(-shape.head_dim // 8) * 8 + 2)
+    attend_sums = CONSUMER_WARPS * (-(-shape.head_dim // 8) * 8 + 2)
     fixed = 2 * columns[-1] + 4 * max(BATCH_SUMS, attend_sums) + 4 * MAX_WIDTH * owned_rows(plan) + RESERVED_BYTES
+    fixed += 8 * len(program.projections)
     narrow = (shared_limit - fixed) // SLOT_BYTES
     needed = max(program.hidden, shape.heads * shape.head_dim)
     for widest in reversed(columns):
@@ -67,8 +70,11 @@ def generate(plan: Plan, shared_limit: int, emulated: bool = False, stall: tuple
         "kMaxOwnedRows": owned_rows(plan),
         "kResidualProjection": next(i for i, s in enumerate(program.projections) if s.output is Output.RESIDUAL),
         "kSharedLimit": shared_limit,
+        "kQkNorm": int(any(isinstance(s, Attend) and s.q_norm is not None for s in program.stages)),
         "kInFlightNear": IN_FLIGHT_NEAR,
         "kInFlightFar": IN_FLIGHT_FAR,
+        "kShortestSplit": SHORTEST_SPLIT,
+        "kMostSplits": MOST_SPLITS,
         "kStallWorker": stall_worker,
         "kStallStage": stall_stage,
         "kStallSeconds": stall_seconds,

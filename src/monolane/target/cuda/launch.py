@@ -15,7 +15,7 @@ from monolane.program.stage import MAX_WIDTH
 from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Request
-from monolane.target.cuda.generate import buffer_places
+from monolane.target.cuda.generate import MOST_SPLITS, buffer_places
 
 BUCKETS = 4096
 
@@ -60,15 +60,18 @@ _POINTERS = [
     "entries",
     "outcome",
     "abort",
+    "trace",
 ]
 
 
 class Launch(Structure):
     _fields_ = [
         *((name, c_void_p) for name in _POINTERS),
+        ("trace_from", c_int64),
+        ("trace_passes", c_int64),
         ("deadline_ns", c_int64),
         ("context", c_int32),
-        ("splits", c_int32),
+        ("unused", c_int32),
         ("request", structs.Request),
     ]
 
@@ -97,7 +100,7 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
         "qkv_words": 8 * qkv,
         "wide": 2 * plain[-1],
         "wide_qkv": 4 * qkv * MAX_WIDTH,
-        "partials": 4 * MAX_WIDTH * shape.splits(context) * shape.heads * (head_stride + 2),
+        "partials": 4 * MAX_WIDTH * MOST_SPLITS * shape.heads * (head_stride + 2),
         "counters": 4 * (MAX_WIDTH * shape.kv_heads + 1),
         "choices": 8 * (2 * plan.workers + 1),
         "logits": 4 * program.vocab,
@@ -143,7 +146,6 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
         rotations=arena.upload(rotations(plan, context)),
         deadline_ns=int(deadline_s * 1e9),
         context=context,
-        splits=plan.program.attention.splits(context),
     )
     for name, size in scratch_sizes(plan, context).items():
         setattr(launch, name, arena.allocate(size))

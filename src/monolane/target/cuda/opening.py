@@ -88,6 +88,6 @@ def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Devic
             f"but {device.name} has {human_size(free)} free.",
             "Use a smaller model or context, or free the GPU's memory.",
         )
-    function = gpu.load(cubin, "monolane_kernel", device.shared_limit)
+    kernel = gpu.load(cubin, device.shared_limit)
     tape = load_tape(plan, weights, lambda size: np.zeros(size, np.uint8), progress)
-    return CudaTarget(gpu, function, tape, context)
+    return CudaTarget(gpu, kernel, tape, context)

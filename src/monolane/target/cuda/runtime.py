@@ -6,7 +6,6 @@ import ctypes
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from monolane.program.sample import Sampling
 from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Finish, Request, Token
-from monolane.target.cuda.driver import Context
+from monolane.target.cuda.driver import Context, Kernel
 from monolane.target.cuda.launch import (
     CLEARED,
     Launch,
@@ -37,10 +36,10 @@ class CudaTarget:
     """A tape and a cache in a GPU's memory, and the kernel that runs them."""
 
     def __init__(
-        self, context: Context, function: Any, tape: Tape, tokens: int, deadline_s: float = DEADLINE_S
+        self, context: Context, kernel: Kernel, tape: Tape, tokens: int, deadline_s: float = DEADLINE_S
     ) -> None:
         self._context = context
-        self._function = function
+        self._kernel = kernel
         self.name = f"cuda ({context.device.name}, {tape.plan.workers} workers)"
         self.context = tokens
         self.bytes_per_token = tape.plan.bytes_per_token
@@ -68,6 +67,21 @@ class CudaTarget:
         finally:
             self._context.free(address)
         return scores
+
+    def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
+        """When each worker began each stage of a request, had its input and ended, in ns: [pass][worker][stage][3]."""
+        stamps = np.zeros((passes, self._plan.workers, len(self.program.stages), 3), np.int64)
+        self._context.enter()
+        address = self._context.allocate(stamps.nbytes)
+        self._launch.trace, self._launch.trace_from, self._launch.trace_passes = address, first, passes
+        try:
+            for _ in self.run(request):
+                pass
+            self._context.download(address, stamps)
+        finally:
+            self._launch.trace = None
+            self._context.free(address)
+        return stamps
 
     def close(self) -> None:
         with self._lock:
@@ -97,7 +111,7 @@ class CudaTarget:
             ctypes.c_uint32.from_address(self._abort).value = 0
             shared = self._context.device.shared_limit
             argument = Launch.from_buffer_copy(self._launch)
-            self._context.launch(self._function, self._plan.workers, THREADS, shared, argument)
+            self._context.launch(self._kernel, self._plan.workers, THREADS, shared, argument)
             return Outcome.from_address(self._outcome), uploads.addresses
 
     def entries(self, start: int, stop: int) -> Sequence[structs.Entry]:

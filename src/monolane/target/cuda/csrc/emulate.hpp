@@ -13,9 +13,11 @@
 #include "scheduler.hpp"
 
 #define MONOLANE_DEVICE inline
+#define MONOLANE_APART __attribute__((noinline))
 #define MONOLANE_KERNEL static
 #define MONOLANE_BOUNDS(threads)
 #define MONOLANE_PARAMETER const
+#define MONOLANE_LAUNCH
 #define MONOLANE_CONSTANT static const
 
 namespace monolane {

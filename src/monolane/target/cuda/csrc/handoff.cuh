@@ -12,17 +12,8 @@ MONOLANE_DEVICE float value_of(uint32_t word) { return ptx::float_of(word & 0xff
 
 MONOLANE_DEVICE uint64_t tagged_float(float v, uint32_t step) { return static_cast<uint64_t>(ptx::bits_of(v)) << 32 | step; }
 
-// Four words at a time; `p` is 16-byte aligned.
-MONOLANE_DEVICE Word4 await_words(const Block& block, int stage, const uint32_t* p, uint32_t step) {
-  Wait waiting(block.launch, block.worker, stage, kForWords);
-  for (;;) {
-    const Word4 v = ptx::load_relaxed(reinterpret_cast<const Word4*>(p));
-    if ((((v.x ^ step) | (v.y ^ step) | (v.z ^ step) | (v.w ^ step)) & 0xffffu) == 0 || waiting.over()) return v;
-  }
-}
-
-MONOLANE_DEVICE uint32_t await_word(const Block& block, int stage, const uint32_t* p, uint32_t step) {
-  Wait waiting(block.launch, block.worker, stage, kForWords);
+MONOLANE_DEVICE uint32_t await_word(int stage, const uint32_t* p, uint32_t step) {
+  Wait waiting(stage, kForWords);
   for (;;) {
     const uint32_t v = ptx::load_relaxed(p);
     if (is_tagged(v, step) || waiting.over()) return v;
@@ -30,8 +21,8 @@ MONOLANE_DEVICE uint32_t await_word(const Block& block, int stage, const uint32_
 }
 
 // The upper 32 bits of a word whose lower 32 are the step.
-MONOLANE_DEVICE uint32_t await_wide_word(const Block& block, int stage, const uint64_t* p, uint32_t step, int waited_for) {
-  Wait waiting(block.launch, block.worker, stage, waited_for);
+MONOLANE_DEVICE uint32_t await_wide_word(int stage, const uint64_t* p, uint32_t step, int waited_for) {
+  Wait waiting(stage, waited_for);
   for (;;) {
     const uint64_t v = ptx::load_relaxed(p);
     if (static_cast<uint32_t>(v) == step || waiting.over()) return static_cast<uint32_t>(v >> 32);
@@ -39,17 +30,17 @@ MONOLANE_DEVICE uint32_t await_wide_word(const Block& block, int stage, const ui
 }
 
 // All blocks have written what they had to write. Called by all consumers.
-MONOLANE_DEVICE void grid_barrier(const Block& block, int stage, uint32_t& barriers) {
-  block.sync();
+MONOLANE_DEVICE void grid_barrier(int stage, uint32_t& barriers) {
+  sync_consumers();
   barriers++;
-  if (block.thread == 0) {
-    uint32_t* counter = block.launch.counters + kWidth * kKvHeads;
+  if (thread_index() == 0) {
+    uint32_t* counter = monolane_launch.counters + kWidth * kKvHeads;
     ptx::add_release(counter, 1);
-    Wait waiting(block.launch, block.worker, stage, kForBarrier);
+    Wait waiting(stage, kForBarrier);
     while (ptx::load_acquire(counter) < barriers * kWorkers)
       if (waiting.over()) break;
   }
-  block.sync();
+  sync_consumers();
 }
 
 }  // namespace monolane

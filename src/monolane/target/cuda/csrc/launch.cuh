@@ -21,7 +21,7 @@ constexpr int kKeys = kKvHeads * kHeadDim;
 constexpr int kPartial = kHeadStride + 2;  // weighted values, maximum, sum
 constexpr int kStageCount = sizeof(kStages) / sizeof(kStages[0]);
 constexpr int kBuckets = 4096;
-constexpr int kAttendSums = (kConsumerWarps + kGroup) * kPartial;  // attention's scratch is the place of the sums
+constexpr int kAttendSums = kConsumerWarps * kPartial;  // attention's scratch is the place of the sums
 constexpr int kScratch = kBatchSums > kAttendSums ? kBatchSums : kAttendSums;
 
 // What the host reads while the kernel runs.
@@ -55,10 +55,20 @@ struct Launch {
   Entry* entries;      // host memory
   Outcome* outcome;    // host memory
   const uint32_t* abort;  // host memory
+  int64_t* trace;         // null, or [passes][workers][stages][3]: when a stage began, had its input, ended; in ns
+  int64_t trace_from, trace_passes;  // which narrow passes are traced
   int64_t deadline_ns;
-  int32_t context, splits;
+  int32_t context, unused;
   Request request;
 };
+
+}  // namespace monolane
+
+extern "C" {
+MONOLANE_LAUNCH monolane::Launch monolane_launch;  // the host fills it in before every launch
+}
+
+namespace monolane {
 
 // --- shared memory ---
 
@@ -68,31 +78,48 @@ constexpr int kXOffset = kRingBytes;
 constexpr int kSumsOffset = kXOffset + round_up(kMaxCols * 2, 128);
 constexpr int kResidualOffset = kSumsOffset + round_up(kScratch * 4, 128);
 constexpr int kBarriersOffset = kResidualOffset + round_up(kMaxOwnedRows * kWidth * 4, 128);
-constexpr int kReduceOffset = kBarriersOffset + 4 * kSlots * 8;
+constexpr int kOwnOffset = kBarriersOffset + 4 * kSlots * 8;
+constexpr int kReduceOffset = kOwnOffset + round_up(kProjections * 8, 128);
 constexpr int kSharedBytes = kReduceOffset + 512;
 constexpr int kWideXOffset = kWideSlots * kSlotBytes;  // a wide pass keeps its input in the upper slots of the ring
 static_assert(kWideXOffset + kWidth * kWideStride * 2 <= kRingBytes, "the input of a wide pass does not fit");
 static_assert(kWideSlots >= 2 && kSharedBytes <= kSharedLimit, "shared memory");
 
-struct Block {
-  char* memory;
-  const Launch& launch;
-  int worker;  // this block
-  int thread, warp, lane;
-
-  MONOLANE_DEVICE uint16_t* x() const { return reinterpret_cast<uint16_t*>(memory + kXOffset); }
-  MONOLANE_DEVICE uint16_t* wide_x() const { return reinterpret_cast<uint16_t*>(memory + kWideXOffset); }
-  MONOLANE_DEVICE float* sums() const { return reinterpret_cast<float*>(memory + kSumsOffset); }
-  MONOLANE_DEVICE float* residual() const { return reinterpret_cast<float*>(memory + kResidualOffset); }
-  // Barriers of the ring: full and empty, for narrow passes (wide = 0) and for wide ones.
-  MONOLANE_DEVICE uint64_t* full(int wide) const { return reinterpret_cast<uint64_t*>(memory + kBarriersOffset) + wide * 2 * kSlots; }
-  MONOLANE_DEVICE uint64_t* empty(int wide) const { return full(wide) + kSlots; }
-  MONOLANE_DEVICE float* reduce() const { return reinterpret_cast<float*>(memory + kReduceOffset); }           // 32 floats
-  MONOLANE_DEVICE uint64_t* reduce64() const { return reinterpret_cast<uint64_t*>(memory + kReduceOffset + 128); }  // 32
-  MONOLANE_DEVICE volatile uint32_t* stop() const { return reinterpret_cast<volatile uint32_t*>(memory + kReduceOffset + 384); }
-  MONOLANE_DEVICE const Segment& segment(int projection) const { return launch.segments[worker * kProjections + projection]; }
-  MONOLANE_DEVICE void sync() const { ptx::sync(1, kConsumers); }
+// This block's tiles of one matrix.
+struct Own {
+  int first_tile, tiles;
 };
+
+MONOLANE_DEVICE const Segment& segment(int projection) { return monolane_launch.segments[ptx::block_index() * kProjections + projection]; }
+
+// --- this thread and its block; all of it known from where it runs ---
+
+MONOLANE_DEVICE int thread_index() { return ptx::thread_index(); }
+MONOLANE_DEVICE int warp_index() { return static_cast<uint32_t>(ptx::thread_index()) / 32; }
+MONOLANE_DEVICE int lane_index() { return static_cast<uint32_t>(ptx::thread_index()) % 32; }
+MONOLANE_DEVICE int worker_index() { return ptx::block_index(); }
+MONOLANE_DEVICE void sync_consumers() { ptx::sync(1, kConsumers); }
+
+namespace shared {
+
+template <class T>
+MONOLANE_DEVICE T* at(int offset) {
+  return reinterpret_cast<T*>(ptx::shared_memory() + offset);
+}
+MONOLANE_DEVICE char* ring() { return at<char>(0); }
+MONOLANE_DEVICE uint16_t* x() { return at<uint16_t>(kXOffset); }
+MONOLANE_DEVICE uint16_t* wide_x() { return at<uint16_t>(kWideXOffset); }
+MONOLANE_DEVICE float* sums() { return at<float>(kSumsOffset); }
+MONOLANE_DEVICE float* residual() { return at<float>(kResidualOffset); }
+// Barriers of the ring: full and empty, for narrow passes (wide = 0) and for wide ones.
+MONOLANE_DEVICE uint64_t* full(int wide) { return at<uint64_t>(kBarriersOffset) + wide * 2 * kSlots; }
+MONOLANE_DEVICE uint64_t* empty(int wide) { return full(wide) + kSlots; }
+MONOLANE_DEVICE Own* own() { return at<Own>(kOwnOffset); }                          // [projections]
+MONOLANE_DEVICE float* reduce() { return at<float>(kReduceOffset); }                // 32
+MONOLANE_DEVICE uint64_t* reduce64() { return at<uint64_t>(kReduceOffset + 128); }  // 32
+MONOLANE_DEVICE volatile uint32_t* stop() { return at<volatile uint32_t>(kReduceOffset + 384); }
+
+}  // namespace shared
 
 // --- waiting ---
 
@@ -100,17 +127,17 @@ struct Block {
 // the same for all threads, and everybody leaves at the end of the stage.
 class Wait {
  public:
-  MONOLANE_DEVICE Wait(const Launch& launch, int worker, int stage, int waited_for) : launch_(launch), worker_(worker), stage_(stage), waited_for_(waited_for) {}
+  MONOLANE_DEVICE Wait(int stage, int waited_for) : stage_(stage), waited_for_(waited_for) {}
 
   MONOLANE_DEVICE bool over() {
     if (++looks_ & kLooks) return false;
-    if (ptx::load_relaxed(launch_.failed)) return true;
+    if (ptx::load_relaxed(monolane_launch.failed)) return true;
     const int64_t now = ptx::now_ns();
     if (!since_) since_ = now;
-    if (now - since_ < launch_.deadline_ns) return false;
-    if (ptx::compare_and_swap(launch_.failed, 0, 1) == 0) {
-      Outcome* outcome = launch_.outcome;
-      outcome->worker = worker_;
+    if (now - since_ < monolane_launch.deadline_ns) return false;
+    if (ptx::compare_and_swap(monolane_launch.failed, 0, 1) == 0) {
+      Outcome* outcome = monolane_launch.outcome;
+      outcome->worker = worker_index();
       outcome->stage = stage_;
       outcome->layer = stage_ >= 0 ? kStages[stage_].layer : 0;
       outcome->waited_for = waited_for_;
@@ -121,8 +148,7 @@ class Wait {
 
  private:
   static constexpr uint32_t kLooks = 1023;  // between two looks at the clock
-  const Launch& launch_;
-  const int worker_, stage_, waited_for_;
+  const int stage_, waited_for_;
   uint32_t looks_ = 0;
   int64_t since_ = 0;
 };

@@ -13,9 +13,11 @@ typedef long long int64_t;
 #define INT64_MAX 0x7fffffffffffffffLL
 
 #define MONOLANE_DEVICE __device__ __forceinline__
+#define MONOLANE_APART __device__ __noinline__  // with registers of its own
 #define MONOLANE_KERNEL extern "C" __global__
 #define MONOLANE_BOUNDS(threads) __launch_bounds__(threads, 1)
 #define MONOLANE_PARAMETER const __grid_constant__
+#define MONOLANE_LAUNCH __constant__
 #define MONOLANE_CONSTANT __constant__ const
 
 namespace monolane {

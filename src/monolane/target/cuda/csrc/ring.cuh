@@ -15,18 +15,16 @@ constexpr int kSlotCount = kWide ? kWideSlots : kSlots;
 template <bool kWide>
 class Producer {
  public:
-  MONOLANE_DEVICE explicit Producer(const Block& block) : block_(block) {}
-
   // The tape of one pass. False when the request has ended meanwhile.
   MONOLANE_DEVICE bool pass(bool with_head) {
     for (int s = 0; s < kStageCount; s++) {
       const Stage& stage = kStages[s];
       if (stage.kind != Kind::kProject || (stage.output == Output::kLogits && !with_head)) continue;
-      const Segment& segment = block_.segment(stage.projection);
-      const uint8_t* from = block_.launch.tapes[block_.worker] + segment.offset;
+      const Segment& share = segment(stage.projection);
+      const uint8_t* from = monolane_launch.tapes[worker_index()] + share.offset;
       const Cut cut = kCuts[s];
       int chunk_of_stage = 0;
-      for (int64_t tile = 0; tile < segment.tiles; tile++)
+      for (int64_t tile = 0; tile < share.tiles; tile++)
         for (int unit = 0; unit < cut.units; unit += cut.chunk_units) {
           const int units = min(cut.chunk_units, cut.units - unit);
           // Few copies in flight near a hand-off, or its small loads queue behind them; more inside a long stage.
@@ -41,32 +39,31 @@ class Producer {
   // Shared memory must not be left while copies are on their way to it.
   MONOLANE_DEVICE void drain() {
     const uint32_t first = issued_ > kSlotCount<kWide> ? issued_ - kSlotCount<kWide> : 0;
-    for (uint32_t k = first; k < issued_; k++) wait(&block_.full(kWide)[k % kSlotCount<kWide>], (k / kSlotCount<kWide>) & 1, kNone, false);
+    for (uint32_t k = first; k < issued_; k++) wait(&shared::full(kWide)[k % kSlotCount<kWide>], (k / kSlotCount<kWide>) & 1, kNone, false);
   }
 
  private:
   MONOLANE_DEVICE bool put(const uint8_t* from, uint32_t bytes, uint32_t in_flight, int stage) {
     const uint32_t slot = issued_ % kSlotCount<kWide>, round = issued_ / kSlotCount<kWide>;
-    if (round && !wait(&block_.empty(kWide)[slot], (round - 1) & 1, stage, true)) return false;
+    if (round && !wait(&shared::empty(kWide)[slot], (round - 1) & 1, stage, true)) return false;
     if (issued_ >= in_flight) {
       const uint32_t earlier = issued_ - in_flight;
-      if (!wait(&block_.full(kWide)[earlier % kSlotCount<kWide>], (earlier / kSlotCount<kWide>) & 1, stage, true)) return false;
+      if (!wait(&shared::full(kWide)[earlier % kSlotCount<kWide>], (earlier / kSlotCount<kWide>) & 1, stage, true)) return false;
     }
-    uint64_t* full = &block_.full(kWide)[slot];
+    uint64_t* full = &shared::full(kWide)[slot];
     ptx::barrier_expect(full, bytes);
-    ptx::bulk_copy(block_.memory + slot * kSlotBytes, from, bytes, full);
+    ptx::bulk_copy(shared::ring() + slot * kSlotBytes, from, bytes, full);
     issued_++;
     return true;
   }
 
   MONOLANE_DEVICE bool wait(uint64_t* barrier, uint32_t parity, int stage, bool until_stop) {
-    Wait waiting(block_.launch, block_.worker, stage, kForSlot);
+    Wait waiting(stage, kForSlot);
     while (!ptx::barrier_passed(barrier, parity))
-      if ((until_stop && *block_.stop()) || waiting.over()) return false;
+      if ((until_stop && *shared::stop()) || waiting.over()) return false;
     return true;
   }
 
-  const Block& block_;
   uint32_t issued_ = 0;
 };
 
@@ -77,18 +74,26 @@ struct Cursor {
 
   // A group's chunk: wait for it, take a warp's share of its units into registers, free the slot.
   template <int kMost>
-  MONOLANE_DEVICE void take(const Block& block, int stage, uint32_t chunk, int units, Word4 (&weights)[kMost]) const {
-    const uint32_t k = taken + chunk, slot = k % kSlotCount<kWide>;
-    Wait waiting(block.launch, block.worker, stage, kForCopy);
-    while (!ptx::barrier_passed(&block.full(kWide)[slot], (k / kSlotCount<kWide>) & 1))
-      if (waiting.over()) break;
-    const Word4* from = reinterpret_cast<const Word4*>(block.memory + slot * kSlotBytes) + block.lane;
-    const int warp = block.warp % kGroupWarps;
+  MONOLANE_DEVICE void take(int stage, uint32_t chunk, Word4 (&weights)[kMost]) const {
+    const uint32_t k = taken + chunk, slot = k % kSlotCount<kWide>, round = k / kSlotCount<kWide>;
+    // A barrier tells apart only two rounds. Where a slot goes from group to group, one group may come to it while the
+    // other's chunk, of the round before, is still on its way: it waits until that chunk has been taken.
+    if (kSlotCount<kWide> % kGroups && round) wait(stage, &shared::empty(kWide)[slot], (round - 1) & 1);
+    wait(stage, &shared::full(kWide)[slot], round & 1);
+    const Word4* from = reinterpret_cast<const Word4*>(shared::ring() + slot * kSlotBytes) + lane_index();
+    const int warp = warp_index() % kGroupWarps;
+    // All places of the slot, also those behind a short chunk: a load is cheaper than a condition, and they are not used.
 #pragma unroll
-    for (int j = 0; j < kMost; j++)
-      if (j * kGroupWarps + warp < units) weights[j] = from[(j * kGroupWarps + warp) * 32];
+    for (int j = 0; j < kMost; j++) weights[j] = from[(j * kGroupWarps + warp) * 32];
     ptx::sync_warp();
-    if (block.lane == 0) ptx::barrier_arrive(&block.empty(kWide)[slot]);
+    if (lane_index() == 0) ptx::barrier_arrive(&shared::empty(kWide)[slot]);
+  }
+
+ private:
+  MONOLANE_DEVICE static void wait(int stage, uint64_t* barrier, uint32_t parity) {
+    Wait waiting(stage, kForCopy);
+    while (!ptx::barrier_passed(barrier, parity))
+      if (waiting.over()) break;
   }
 };
 

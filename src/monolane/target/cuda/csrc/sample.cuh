@@ -36,55 +36,55 @@ MONOLANE_DEVICE uint64_t sum_of_warp64(uint64_t v) {
 }
 
 template <class OfWarp, class Combine>
-MONOLANE_DEVICE uint64_t reduce_block(const Block& block, uint64_t v, OfWarp of_warp, Combine combine) {
-  block.sync();  // the numbers of the last reduction have been read
+MONOLANE_DEVICE uint64_t reduce_block(uint64_t v, OfWarp of_warp, Combine combine) {
+  sync_consumers();  // the numbers of the last reduction have been read
   v = of_warp(v);
-  if (block.lane == 0) block.reduce64()[block.warp] = v;
-  block.sync();
-  uint64_t total = block.reduce64()[0];
-  for (int w = 1; w < kConsumerWarps; w++) total = combine(total, block.reduce64()[w]);
+  if (lane_index() == 0) shared::reduce64()[warp_index()] = v;
+  sync_consumers();
+  uint64_t total = shared::reduce64()[0];
+  for (int w = 1; w < kConsumerWarps; w++) total = combine(total, shared::reduce64()[w]);
   return total;
 }
-MONOLANE_DEVICE uint64_t highest_of_block(const Block& block, uint64_t v) {
-  return reduce_block(block, v, highest_of_warp, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+MONOLANE_DEVICE uint64_t highest_of_block(uint64_t v) {
+  return reduce_block(v, highest_of_warp, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
 }
-MONOLANE_DEVICE uint64_t sum_of_block(const Block& block, uint64_t v) {
-  return reduce_block(block, v, sum_of_warp64, [](uint64_t a, uint64_t b) { return a + b; });
+MONOLANE_DEVICE uint64_t sum_of_block(uint64_t v) {
+  return reduce_block(v, sum_of_warp64, [](uint64_t a, uint64_t b) { return a + b; });
 }
 
 // --- greedy ---
 
-MONOLANE_DEVICE void publish_best(const Block& block, uint64_t rank, uint32_t step) {
-  rank = highest_of_block(block, rank);
-  if (block.thread != 0) return;
-  uint64_t* to = block.launch.choices + 2 * block.worker;
+MONOLANE_DEVICE void publish_best(uint64_t rank, uint32_t step) {
+  rank = highest_of_block(rank);
+  if (thread_index() != 0) return;
+  uint64_t* to = monolane_launch.choices + 2 * worker_index();
   ptx::store_relaxed(to, rank >> 32 << 32 | step);
   ptx::store_relaxed(to + 1, rank << 32 | step);
 }
 
-MONOLANE_DEVICE uint32_t best_of_all(const Block& block, int stage, uint32_t step) {
+MONOLANE_DEVICE uint32_t best_of_all(int stage, uint32_t step) {
   uint64_t rank = 0;
-  for (int w = block.thread; w < kWorkers; w += kConsumers) {
-    const uint64_t* from = block.launch.choices + 2 * w;
-    const uint64_t high = await_wide_word(block, stage, from, step, kForChoice), low = await_wide_word(block, stage, from + 1, step, kForChoice);
+  for (int w = thread_index(); w < kWorkers; w += kConsumers) {
+    const uint64_t* from = monolane_launch.choices + 2 * w;
+    const uint64_t high = await_wide_word(stage, from, step, kForChoice), low = await_wide_word(stage, from + 1, step, kForChoice);
     const uint64_t theirs = high << 32 | low;
     rank = theirs > rank ? theirs : rank;
   }
-  return token_of(highest_of_block(block, rank));
+  return token_of(highest_of_block(rank));
 }
 
 // --- drawn, by one block ---
 
 class Draw {
  public:
-  MONOLANE_DEVICE Draw(const Block& block) : block_(block), launch_(block.launch), how_(block.launch.request.sampling) {}
+  MONOLANE_DEVICE Draw() : how_(monolane_launch.request.sampling) {}
 
-  MONOLANE_DEVICE uint32_t token(int64_t position) {
+  MONOLANE_APART uint32_t token(int64_t position) {
     if (!take_scores()) return kNoToken;
-    const uint64_t best = highest_of_block(block_, best_of_thread());
+    const uint64_t best = highest_of_block(best_of_thread());
     const uint32_t likeliest = kTokenMask - (static_cast<uint32_t>(best) & kTokenMask);
     if (how_.greedy) return likeliest;
-    top_ = launch_.scores[likeliest];
+    top_ = monolane_launch.scores[likeliest];
     Cutoff cutoff;
     if (how_.top_k && how_.top_k < kVocab) cutoff = cut(cutoff, how_.top_k, [](int64_t) { return uint64_t(1); });
     const auto mass = [this](int64_t distance) { return weight_of(distance, how_.rate); };
@@ -98,30 +98,30 @@ class Draw {
   }
 
   // Logprobs of the model's own logits, into the host's entry.
-  MONOLANE_DEVICE void report(uint32_t token, Entry* entry) {
+  MONOLANE_APART void report(uint32_t token, Entry* entry) {
     uint64_t rank = 0;
-    for (int i = block_.thread; i < kVocab; i += kConsumers) rank = max(rank, rank_of(launch_.logits[i], i));
-    const uint64_t best = highest_of_block(block_, rank);
-    const int64_t top = to_score(launch_.logits[token_of(best)]);
+    for (int i = thread_index(); i < kVocab; i += kConsumers) rank = max(rank, rank_of(monolane_launch.logits[i], i));
+    const uint64_t best = highest_of_block(rank);
+    const int64_t top = to_score(monolane_launch.logits[token_of(best)]);
     uint64_t sum = 0;
-    for (int i = block_.thread; i < kVocab; i += kConsumers) sum += weight_of(top - to_score(launch_.logits[i]), kUnitRate);
-    sum = sum_of_block(block_, sum);
-    if (block_.thread == 0) {
+    for (int i = thread_index(); i < kVocab; i += kConsumers) sum += weight_of(top - to_score(monolane_launch.logits[i]), kUnitRate);
+    sum = sum_of_block(sum);
+    if (thread_index() == 0) {
       entry->total = sum;
-      entry->distance = top - to_score(launch_.logits[token]);
-      entry->top_count = min(launch_.request.logprobs, kVocab);
+      entry->distance = top - to_score(monolane_launch.logits[token]);
+      entry->top_count = min(monolane_launch.request.logprobs, kVocab);
     }
     uint64_t below = ~uint64_t(0);  // the likeliest, one after the other
-    for (int n = 0; n < min(launch_.request.logprobs, kVocab); n++) {
+    for (int n = 0; n < min(monolane_launch.request.logprobs, kVocab); n++) {
       uint64_t next = 0;
-      for (int i = block_.thread; i < kVocab; i += kConsumers) {
-        const uint64_t r = rank_of(launch_.logits[i], i);
+      for (int i = thread_index(); i < kVocab; i += kConsumers) {
+        const uint64_t r = rank_of(monolane_launch.logits[i], i);
         if (r < below) next = max(next, r);
       }
-      below = highest_of_block(block_, next);
-      if (block_.thread == 0) {
+      below = highest_of_block(next);
+      if (thread_index() == 0) {
         entry->top_tokens[n] = static_cast<int32_t>(token_of(below));
-        entry->top_distances[n] = top - to_score(launch_.logits[token_of(below)]);
+        entry->top_distances[n] = top - to_score(monolane_launch.logits[token_of(below)]);
       }
     }
   }
@@ -129,23 +129,23 @@ class Draw {
  private:
   MONOLANE_DEVICE bool take_scores() {
     uint64_t not_numbers = 0;
-    for (int i = block_.thread; i < kVocab; i += kConsumers) {
-      const float logit = launch_.logits[i];
+    for (int i = thread_index(); i < kVocab; i += kConsumers) {
+      const float logit = monolane_launch.logits[i];
       not_numbers += logit != logit;
       int64_t score = to_score(logit);
-      const int32_t count = launch_.counts[i];
+      const int32_t count = monolane_launch.counts[i];
       if (count) score = penalised(score, count & (kSeen - 1), how_);
-      launch_.scores[i] = score;
+      monolane_launch.scores[i] = score;
     }
-    if (sum_of_block(block_, not_numbers)) return false;
-    for (int64_t i = block_.thread; i < how_.bias_count; i += kConsumers) launch_.scores[how_.bias[i].token] += how_.bias[i].value;
-    block_.sync();
+    if (sum_of_block(not_numbers)) return false;
+    for (int64_t i = thread_index(); i < how_.bias_count; i += kConsumers) monolane_launch.scores[how_.bias[i].token] += how_.bias[i].value;
+    sync_consumers();
     return true;
   }
 
   MONOLANE_DEVICE uint64_t best_of_thread() const {
     uint64_t best = 0;
-    for (int i = block_.thread; i < kVocab; i += kConsumers) best = max(best, wide_rank(launch_.scores[i], i));
+    for (int i = thread_index(); i < kVocab; i += kConsumers) best = max(best, wide_rank(monolane_launch.scores[i], i));
     return best;
   }
   // Penalties may carry a score beyond 32 bits; 38 are enough for the largest, and tokens need 26.
@@ -156,11 +156,11 @@ class Draw {
 
   MONOLANE_DEVICE uint64_t total_of(const Cutoff& cutoff, uint64_t min_weight) {
     uint64_t total = 0;
-    for (int i = block_.thread; i < kVocab; i += kConsumers) total += kept(cutoff, i, min_weight);
-    return sum_of_block(block_, total);
+    for (int i = thread_index(); i < kVocab; i += kConsumers) total += kept(cutoff, i, min_weight);
+    return sum_of_block(total);
   }
   MONOLANE_DEVICE uint64_t kept(const Cutoff& cutoff, int i, uint64_t min_weight) const {
-    const int64_t distance = top_ - launch_.scores[i];
+    const int64_t distance = top_ - monolane_launch.scores[i];
     if (!cutoff.keeps(distance, i)) return 0;
     const uint64_t weight = weight_of(distance, how_.rate);
     return weight >= min_weight ? weight : 0;
@@ -172,16 +172,16 @@ class Draw {
   MONOLANE_DEVICE Cutoff cut(const Cutoff& within, uint64_t needed, Mass mass) {
     int64_t prefix = 0;
     for (int shift = 36; shift >= 0; shift -= 12) {
-      for (int b = block_.thread; b < kBuckets; b += kConsumers) launch_.buckets[b] = 0;
-      block_.sync();
-      for (int i = block_.thread; i < kVocab; i += kConsumers) {
-        const int64_t distance = top_ - launch_.scores[i];
+      for (int b = thread_index(); b < kBuckets; b += kConsumers) monolane_launch.buckets[b] = 0;
+      sync_consumers();
+      for (int i = thread_index(); i < kVocab; i += kConsumers) {
+        const int64_t distance = top_ - monolane_launch.scores[i];
         if (within.keeps(distance, i) && distance >> (shift + 12) == prefix)
-          ptx::add_global(&launch_.buckets[distance >> shift & (kBuckets - 1)], mass(distance));
+          ptx::add_global(&monolane_launch.buckets[distance >> shift & (kBuckets - 1)], mass(distance));
       }
-      block_.sync();
+      sync_consumers();
       uint64_t before;
-      prefix = prefix << 12 | walk(kBuckets, [&](int b) { return ptx::load_relaxed(&launch_.buckets[b]); }, needed ? needed - 1 : 0, before);
+      prefix = prefix << 12 | walk(kBuckets, [&](int b) { return ptx::load_relaxed(&monolane_launch.buckets[b]); }, needed ? needed - 1 : 0, before);
       needed -= before;
     }
     // All of distance `prefix` have the same mass each: count them off in order of id.
@@ -190,7 +190,7 @@ class Draw {
 
   MONOLANE_DEVICE uint32_t last_of_equals(const Cutoff& within, int64_t distance, uint64_t needed, uint64_t each) {
     uint64_t before;
-    return walk(kVocab, [&](int i) { return top_ - launch_.scores[i] == distance && within.keeps(distance, i) ? each : uint64_t(0); },
+    return walk(kVocab, [&](int i) { return top_ - monolane_launch.scores[i] == distance && within.keeps(distance, i) ? each : uint64_t(0); },
                 needed ? needed - 1 : 0, before);
   }
 
@@ -203,35 +203,33 @@ class Draw {
   // walks its own.
   template <class Mass>
   MONOLANE_DEVICE uint32_t walk(int count, Mass mass, uint64_t target, uint64_t& sum_before) {
-    const int run = divide_up(count, kConsumers), first = min(block_.thread * run, count), last = min(first + run, count);
+    const int run = divide_up(count, kConsumers), first = min(thread_index() * run, count), last = min(first + run, count);
     uint64_t own = 0;
     for (int i = first; i < last; i++) own += mass(i);
     uint64_t before = own;  // inclusive sum within the warp
     for (int delta = 1; delta < 32; delta <<= 1) {
       const uint64_t lower = ptx::shuffle_up(before, delta);
-      if (block_.lane >= delta) before += lower;
+      if (lane_index() >= delta) before += lower;
     }
-    block_.sync();
-    if (block_.lane == 31) block_.reduce64()[block_.warp] = before;
-    if (block_.thread == 0) block_.reduce64()[16] = count - 1, block_.reduce64()[17] = 0;
-    block_.sync();
-    for (int w = 0; w < block_.warp; w++) before += block_.reduce64()[w];
+    sync_consumers();
+    if (lane_index() == 31) shared::reduce64()[warp_index()] = before;
+    if (thread_index() == 0) shared::reduce64()[16] = count - 1, shared::reduce64()[17] = 0;
+    sync_consumers();
+    for (int w = 0; w < warp_index(); w++) before += shared::reduce64()[w];
     before -= own;
     if (before <= target && target < before + own) {
       int i = first;
       while (before + mass(i) <= target) before += mass(i++);
-      block_.reduce64()[16] = i;
-      block_.reduce64()[17] = before;
+      shared::reduce64()[16] = i;
+      shared::reduce64()[17] = before;
     }
-    block_.sync();
-    const uint32_t found = static_cast<uint32_t>(block_.reduce64()[16]);
-    sum_before = block_.reduce64()[17];
-    block_.sync();
+    sync_consumers();
+    const uint32_t found = static_cast<uint32_t>(shared::reduce64()[16]);
+    sum_before = shared::reduce64()[17];
+    sync_consumers();
     return found;
   }
 
-  const Block& block_;
-  const Launch& launch_;
   const Sampling& how_;
   int64_t top_ = 0;
 };

@@ -1,0 +1,89 @@
+"""The CUDA kernel's own sources on threads of this CPU: against transformers, the reference sampler, and itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulated import EmulatedTarget
+
+from monolane.program.sample import Sampler, Sampling
+from monolane.target import structs
+from monolane.target.base import Request
+from random_models import CASES, Case, random_model
+
+# Activations are exchanged and multiplied in bf16: of logits with a deviation of about 1, that much may differ.
+TOLERANCE = 0.2
+# A feed-forward too wide for a wide pass to keep its input in shared memory.
+WIDE_FFN = replace(CASES[3], name="llama-wide-ffn", hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=9000)
+
+
+def open_case(case: Case, workers: int, **options: object) -> EmulatedTarget:
+    model = random_model(case)
+    return EmulatedTarget(model.config, model.weights, workers, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", [*CASES, WIDE_FFN], ids=lambda case: case.name)
+def test_logits_are_those_of_transformers(case: Case) -> None:
+    model, target = random_model(case), open_case(case, 4)
+    for length in (1, 2, 16, 17, 70):
+        ours = target.logits(model.tokens[:length])
+        np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
+
+
+def test_workers_and_delays_change_no_bit() -> None:
+    tokens = random_model(CASES[3]).tokens[:40]
+    expected = open_case(CASES[3], 1).logits(tokens)
+    for workers, delay in ((2, 0), (5, 30), (9, 0)):
+        np.testing.assert_array_equal(expected, open_case(CASES[3], workers, delay_permille=delay).logits(tokens))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(presence_penalty=1.0, frequency_penalty=0.3),
+        Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=3),
+        Sampling(temperature=1.0, top_k=5, seed=9, repetition_penalty=1.3, logit_bias=((5, 4.0), (90, -100.0))),
+        Sampling(temperature=50.0, top_p=0.3, min_p=0.01, seed=2**63),
+    ],
+    ids=["greedy", "penalties", "top-k top-p", "biased", "hot"],
+)
+@pytest.mark.parametrize("logprobs", [None, 3])
+def test_the_kernel_samples_like_the_reference(sampling: Sampling, logprobs: int | None) -> None:
+    model, target = random_model(CASES[3]), open_case(CASES[3], 3)
+    for prompt in (1, 20):
+        request = Request(model.tokens[:prompt], 0, 6, frozenset(), sampling, logprobs)
+        tokens, outcome = target.run(request)
+        assert outcome.status == structs.LENGTH_REACHED
+        sequence = [*model.tokens[:prompt], *(token.id for token in tokens)]
+        logits = target.logits(sequence)
+        reference = Sampler(sampling, CASES[3].vocab, np.array(sequence[:prompt]), logprobs)
+        for made, token in enumerate(tokens):
+            choice = reference.choose(logits[prompt + made - 1], prompt + made)
+            assert token.id == choice.token
+            if logprobs is not None:
+                assert token.logprob == choice.logprob(choice.distance)
+                assert token.top == tuple((other, choice.logprob(distance)) for other, distance in choice.top)
+
+
+def test_stop_tokens_and_the_cache() -> None:
+    model, target = random_model(CASES[3]), open_case(CASES[3], 3)
+    request = Request(model.tokens[:5], 0, 12, frozenset(), Sampling(temperature=1.0, seed=4))
+    free = [token.id for token in target.run(request)[0]]
+    stopped, outcome = target.run(replace(request, stop_tokens=frozenset({free[4]})))
+    assert outcome.status == structs.STOPPED
+    assert [token.id for token in stopped] == free[: free.index(free[4]) + 1]
+    target.run(request)
+    longer = [*model.tokens[:5], *free[:6]]
+    rest, _ = target.run(replace(request, tokens=longer, cached=len(longer) - 1, max_tokens=6))
+    assert [token.id for token in rest] == free[6:]
+
+
+def test_a_stuck_worker_ends_as_an_error_that_names_a_wait() -> None:
+    model = random_model(CASES[3])
+    target = open_case(CASES[3], 3, stall=(1, 3, 3), deadline_s=0.5)
+    tokens, outcome = target.run(Request(model.tokens[:20], 0, 4, frozenset(), Sampling()))
+    assert outcome.status == structs.STUCK
+    assert not tokens
