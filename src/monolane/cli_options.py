@@ -20,7 +20,7 @@ ModelSpec = Annotated[
 
 Device = Annotated[
     str,
-    typer.Option(help="auto, cpu, or interpreter (NumPy: needs no compiler, and is slow).", rich_help_panel=MACHINE),
+    typer.Option(help="auto, cuda, cpu, or interpreter (NumPy, slow).", rich_help_panel=MACHINE),
 ]
 Workers = Annotated[
     int | None,

@@ -20,8 +20,9 @@ from monolane.target.base import Request, Token
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.machine import vector_level
 from monolane.target.cuda import jit
-from monolane.target.cuda.generate import LAYOUT, generate
+from monolane.target.cuda.generate import generate
 from monolane.target.cuda.launch import CLEARED, Launch, Outcome, model_launch, request_struct, scratch_sizes
+from monolane.target.generate import LAYOUT
 
 SHARED_LIMIT = 232448
 

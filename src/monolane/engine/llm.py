@@ -29,7 +29,7 @@ class LLM:
     """A model, ready to answer. It answers one request at a time; calls from several threads wait for each other.
 
     model    a name (``monolane models`` lists them), a hub id, a folder, a GGUF file, or a loaded Model
-    device   "auto", "cpu" or "interpreter" (NumPy: slow, for checking)
+    device   "auto", "cuda", "cpu" or "interpreter" (NumPy: slow, for checking)
     workers  threads of the target; None: as many as suit the machine
     context  tokens of prompt and answer together that the cache holds; None: chosen for the model
     """

@@ -10,15 +10,19 @@ from monolane.program.layout import Layout
 from monolane.program.stage import Attend, Embed, Merge, Norm, Output, Program, Project, Sample, Stage
 from monolane.program.tape import constant_offsets
 
+# What every target asks for: a block of a row is one cache line of a CPU; 8 rows of one block are one 16-byte load per
+# lane of a GPU's warp, and two steps of its tensor core.
+LAYOUT = Layout("rows8", tile_rows=8, block=32)
+
 _OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
 
 
-def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
+def shape_constants(program: Program) -> dict[str, int]:
     """The sizes all targets name alike."""
     shape = program.attention
     return {
-        "kTileRows": layout.tile_rows,
-        "kBlock": layout.block,
+        "kTileRows": LAYOUT.tile_rows,
+        "kBlock": LAYOUT.block,
         "kHidden": program.hidden,
         "kVocab": program.vocab,
         "kLayers": program.layers,
@@ -27,7 +31,7 @@ def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
         "kHeadDim": shape.head_dim,
         "kSplit": shape.split,
         "kProjections": len(program.projections),
-        "kMaxCols": max(layout.padded_cols(stage.matrix) for stage in program.projections),
+        "kMaxCols": max(LAYOUT.padded_cols(stage.matrix) for stage in program.projections),
     }
 
 

@@ -19,11 +19,12 @@ from monolane.program.tape_store import load_tape
 from monolane.target.base import Target
 from monolane.target.cpu import machine
 from monolane.target.cpu.compiler import build, find_compiler
-from monolane.target.cpu.generate import LAYOUT, generate
+from monolane.target.cpu.generate import generate
 from monolane.target.cpu.memory import allocate
 from monolane.target.cpu.native import Library
 from monolane.target.cpu.runtime import CpuTarget, cache_sizes
 from monolane.target.cuda.opening import find_gpu, open_cuda, required_gpu
+from monolane.target.generate import LAYOUT
 from monolane.target.interpreter import InterpreterTarget
 from monolane.target.structs import Entry
 

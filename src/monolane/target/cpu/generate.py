@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from monolane.program.layout import Layout
 from monolane.program.stage import Program
 from monolane.target.generate import braces, constants, shape_constants, tables
-
-LAYOUT = Layout("rows8", tile_rows=8, block=32)  # a block of a row is one cache line
 
 
 def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str:
     """C++ for one program. ``stall`` = (worker, stage, seconds) makes one worker sleep there: to test the deadline."""
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
-    integers = shape_constants(program, LAYOUT) | {
+    integers = shape_constants(program) | {
         "kBufferCount": len(program.buffers),
         "kStallWorker": stall_worker,
         "kStallStage": stall_stage,

@@ -8,8 +8,6 @@ from monolane.program.plan import Plan
 from monolane.program.stage import MAX_WIDTH, Attend, Output, Program, Project
 from monolane.target.generate import braces, constants, shape_constants, tables
 
-# A lane of a warp takes 16 bytes: a unit of 8 rows and 32 k is one load, and two steps of the tensor core.
-LAYOUT = Layout("rows8", tile_rows=8, block=32)
 CONSUMER_WARPS = 12
 SLOT_BYTES = 16384
 SLOT_UNITS = 32
@@ -62,7 +60,7 @@ def generate(plan: Plan, shared_limit: int, emulated: bool = False, stall: tuple
     program = plan.program
     narrow, wide, widest = slots(plan, shared_limit)
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
-    integers = shape_constants(program, plan.layout) | {
+    integers = shape_constants(program) | {
         "kWorkers": plan.workers,
         "kSlots": narrow,
         "kWideSlots": wide,

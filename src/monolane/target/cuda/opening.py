@@ -16,9 +16,10 @@ from monolane.program.check import check
 from monolane.program.plan import Plan, make_plan
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
-from monolane.target.cuda.generate import LAYOUT, generate
+from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import compile_cubin
 from monolane.target.cuda.launch import scratch_sizes
+from monolane.target.generate import LAYOUT
 
 if TYPE_CHECKING:
     from monolane.target.cuda.driver import Device
