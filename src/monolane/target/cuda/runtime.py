@@ -129,9 +129,6 @@ class CudaTarget:
         for address in addresses:
             self._context.free(address)
 
-    def give_up(self) -> None:
-        self._broken = True
-
 
 class _Uploads:
     """What one request brings along; freed when it has ended."""

@@ -15,7 +15,6 @@ struct Pass {
 
 class Consumer {
  public:
-  
   MONOLANE_DEVICE void run() {
     const Request& request = monolane_launch.request;
     if (worker_index() == 0 && thread_index() == 0) monolane_launch.outcome->start_ns = ptx::now_ns();

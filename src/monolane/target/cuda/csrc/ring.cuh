@@ -1,13 +1,11 @@
 // The ring: one warp streams the tape into it and never waits for activations; the others empty it, chunk by chunk, each
 // chunk taken by a group of four warps. Narrow and wide passes have barriers of their own, because a wide pass has fewer
-// slots; between them the ring is empty.
+// slots; between them the ring is empty. A matrix is cut along k (Cut, generated) into chunks of at most a slot, a tile's
+// chunks as equal as whole units allow.
 #pragma once
 #include "launch.cuh"
 
 namespace monolane {
-
-// How a matrix is cut along k (Cut, generated): a chunk is at most a slot, and a tile's chunks are as equal as whole units
-// allow.
 
 template <bool kWide>
 constexpr int kSlotCount = kWide ? kWideSlots : kSlots;
