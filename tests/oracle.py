@@ -1,39 +1,77 @@
-"""The judge of our results on real models: transformers, reading the same GGUF file."""
+"""The judge of our results: transformers, with the same weights, in fp32 and in bf16."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
 
+from monolane.model.config import ModelConfig
+from monolane.model.families import FAMILIES
+from monolane.model.families.names import huggingface_name
+from monolane.model.weights import Weights, expected_shapes
+
 Logits = NDArray[np.float32]  # [tokens, vocabulary]
+
+# Where transformers computes. Its fp32 on a GPU is fp32: no TF32 unless one asks for it, and nobody does.
+JUDGES_ON = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What transformers says after each token of a text, from the file's weights widened to fp32."""
+    """What transformers says after each token of a text."""
 
     exact: Logits  # computed in fp32
     rounded: Logits  # weights rounded to bf16 and computed in bf16, as most people run it
 
 
 def judge(gguf: Path, tokens: Sequence[int]) -> Verdict:
-    """Both readings of a text. The model, four bytes for every weight, is gone again when this returns."""
+    """Both readings of a text, from the file's weights as transformers itself reads them, widened to fp32. The model,
+    four bytes for every weight, is gone again when this returns."""
     model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    exact = _logits(model, tokens)
-    return Verdict(exact, _logits(model.bfloat16(), tokens))
+    return _read(model, tokens)
+
+
+def judge_weights(config: ModelConfig, weights: Weights, tokens: Sequence[int]) -> Verdict:
+    """Both readings of a text, from weights as our reader hands them on: where matrices are bf16 already, so that
+    what is judged is the computing alone."""
+    return _read(_twin(config, weights), tokens)
+
+
+def near_enough(verdict: Verdict, ours: Logits) -> dict[str, float]:
+    """Our logits are as near to fp32 as those of transformers in bf16. The numbers, for reports."""
+    exact, rounded = verdict.exact[: len(ours)], verdict.rounded[: len(ours)]
+    assert np.isfinite(ours).all()
+    numbers = {
+        "tokens": float(len(ours)),
+        "divergence": mean_divergence(exact, ours),
+        "divergence_of_bf16": mean_divergence(exact, rounded),
+        "agreement": agreement(exact, ours),
+        "agreement_of_bf16": agreement(exact, rounded),
+    }
+    assert numbers["divergence"] <= 1.1 * numbers["divergence_of_bf16"], numbers
+    return numbers
+
+
+def pass_gate(verdict: Verdict, ours: Logits) -> dict[str, float]:
+    """The accuracy gate, on real text: near enough, and greedy tokens agree as often. Random weights have too many ties
+    for the second half."""
+    numbers = near_enough(verdict, ours)
+    assert numbers["agreement"] >= numbers["agreement_of_bf16"], numbers
+    return numbers
 
 
 def mean_divergence(truth: Logits, guess: Logits) -> float:
     """Mean Kullback-Leibler divergence of the two distributions over the next token, in nats."""
     rows = []
     for true_row, guessed_row in zip(truth, guess, strict=True):
-        true_log, guessed_log = _log_softmax(true_row), _log_softmax(guessed_row)
+        true_log, guessed_log = log_softmax(true_row), log_softmax(guessed_row)
         rows.append(np.sum(np.exp(true_log) * (true_log - guessed_log)))
     return float(np.mean(rows))
 
@@ -43,13 +81,61 @@ def agreement(truth: Logits, guess: Logits) -> float:
     return float(np.mean(truth.argmax(axis=1) == guess.argmax(axis=1)))
 
 
-def _log_softmax(row: Logits) -> NDArray[np.float64]:
-    shifted = row.astype(np.float64) - row.max()
-    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+def log_softmax(rows: Logits) -> NDArray[np.float64]:
+    """Of the last axis."""
+    shifted = rows.astype(np.float64) - rows.max(axis=-1, keepdims=True)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
+
+
+def _twin(config: ModelConfig, weights: Weights) -> Any:
+    """A model of transformers in fp32, made of a config and weights of ours."""
+    assert config.rope.factors is None, "transformers would have to be told in its own words"
+    name = next(family.architecture for family in FAMILIES if family.name == config.family)
+    windows = {window for window in config.windows if window}
+    assert len(windows) <= 1, "transformers has one window for all layers that have one"
+    kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
+    settings = getattr(transformers, f"{name.removesuffix('ForCausalLM')}Config")(
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.ffn,
+        vocab_size=config.vocab,
+        max_position_embeddings=config.context,
+        rms_norm_eps=config.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
+        tie_word_embeddings=config.tied,
+        **({"use_sliding_window": True, "sliding_window": windows.pop(), "layer_types": kinds} if windows else {}),
+    )
+    with torch.device(JUDGES_ON):
+        model = getattr(transformers, name)(settings).eval()
+    model.load_state_dict(_state(config, weights))
+    return model
+
+
+def _state(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
+    """The weights under the names of transformers; matrices in bf16, which fp32 holds exactly."""
+    state: dict[str, torch.Tensor] = {}
+    for name, shape in expected_shapes(config):
+        if len(shape) == 2:
+            bits = weights.rows(name, 0, shape[0])
+            state[huggingface_name(name)] = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+        else:
+            state[huggingface_name(name)] = torch.from_numpy(np.array(weights.vector(name)))
+    if config.tied:
+        state[huggingface_name("head")] = state[huggingface_name("embed")]
+    return state
+
+
+def _read(model: Any, tokens: Sequence[int]) -> Verdict:
+    model = model.to(JUDGES_ON)
+    exact = _logits(model, tokens)
+    return Verdict(exact, _logits(model.bfloat16(), tokens))
 
 
 def _logits(model: torch.nn.Module, tokens: Sequence[int]) -> Logits:
     with torch.no_grad():
-        result: Logits = model(torch.tensor([list(tokens)])).logits[0].float().numpy()
+        result: Logits = model(torch.tensor([list(tokens)], device=JUDGES_ON)).logits[0].float().cpu().numpy()
     return result

@@ -106,3 +106,11 @@ def random_model(case: Case, length: int = 200) -> RandomModel:
         logits = judge(tokens[None]).logits[0].numpy()
     ours, weights = open_folder(folder)
     return RandomModel(folder, ours, weights, tokens.tolist(), logits)
+
+
+def rounded_logits(model: RandomModel) -> NDArray[np.float32]:
+    """What transformers says after each of the tokens when it computes in bf16."""
+    rounded = transformers.AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        result: NDArray[np.float32] = rounded(torch.tensor([model.tokens])).logits[0].float().numpy()
+    return result

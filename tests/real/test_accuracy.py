@@ -9,7 +9,7 @@ from real_text import TEXT
 
 from monolane.model.load import load_model
 from monolane.target import open_target
-from oracle import Logits, Verdict, agreement, judge, mean_divergence
+from oracle import Logits, Verdict, judge, pass_gate
 
 INTERPRETED = 96  # tokens; the interpreter needs seconds for a few dozen
 
@@ -30,12 +30,6 @@ def our_logits(path: Path, device: str, tokens: list[int]) -> Logits:
         return target.logits(tokens)
     finally:
         target.close()
-
-
-def pass_gate(verdict: Verdict, ours: Logits) -> None:
-    exact, rounded = verdict.exact[: len(ours)], verdict.rounded[: len(ours)]
-    assert mean_divergence(exact, ours) <= 1.1 * mean_divergence(exact, rounded)
-    assert agreement(exact, ours) >= agreement(exact, rounded)
 
 
 def test_the_default_model(default_model_path: Path, default_verdict: Verdict) -> None:

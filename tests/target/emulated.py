@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
-from monolane.program.build import build_program
-from monolane.program.check import check
-from monolane.program.plan import make_plan
+from monolane.program.plan import Plan
 from monolane.program.sample import Sampling
 from monolane.program.tape import allocate_tape, pack_tape
 from monolane.target import structs
@@ -22,7 +21,7 @@ from monolane.target.cpu.machine import vector_level
 from monolane.target.cuda import jit
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.launch import CLEARED, Launch, Outcome, model_launch, request_struct, scratch_sizes
-from monolane.target.generate import LAYOUT
+from monolane.target.cuda.opening import cuda_plan
 
 SHARED_LIMIT = 232448
 
@@ -45,6 +44,19 @@ class HostArena:
         return address
 
 
+def build_emulated(
+    plan: Plan,
+    stall: tuple[int, int, int] | None = None,
+    headers: tuple[Path, ...] = jit.HEADERS,
+    flags: tuple[str, ...] = (),
+) -> Path:
+    """The kernel's sources as a library for this CPU."""
+    compiler = find_compiler()
+    assert compiler is not None
+    source = generate(plan, SHARED_LIMIT, emulated=True, stall=stall)
+    return build(source, compiler, vector_level(), headers, ("-Wno-unknown-pragmas", *flags))
+
+
 class EmulatedTarget:
     def __init__(
         self,
@@ -56,17 +68,12 @@ class EmulatedTarget:
         seed: int = 1,
         stall: tuple[int, int, int] | None = None,
         deadline_s: float = 120.0,
-        flags: tuple[str, ...] = (),
+        library: Path | None = None,
     ) -> None:
-        plan = make_plan(build_program(config), LAYOUT, workers)
-        check(plan)
+        plan = cuda_plan(config, workers)
         tape = allocate_tape(plan, weights, lambda size: np.zeros(size, np.uint8))
         pack_tape(tape, weights)
-        source = generate(plan, SHARED_LIMIT, emulated=True, stall=stall)
-        compiler = find_compiler()
-        assert compiler is not None
-        flags = ("-Wno-unknown-pragmas", *flags)
-        self._call = ctypes.CDLL(str(build(source, compiler, vector_level(), jit.HEADERS, flags))).monolane_emulate
+        self._call = ctypes.CDLL(str(library or build_emulated(plan, stall))).monolane_emulate
         self._arena = HostArena()
         self._launch = model_launch(tape, context, self._arena, deadline_s)
         self._plan, self._context, self._delays = plan, context, (delay_permille, seed)

@@ -40,7 +40,7 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) stream(MONOLANE_PARAMETER Stream 
     for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1), barrier_init(&empty[slot], kConsumers);
     barrier_init_fence();
   }
-  sync(0, kThreads);
+  sync<0, kThreads>();
   uint32_t sum = 0;
   for (int i = 0; i < job.count; ++i) {
     const int slot = i % kSlots;
@@ -102,7 +102,7 @@ MONOLANE_KERNEL void exchange(MONOLANE_PARAMETER Exchange job) {
       word = load_relaxed(&words[static_cast<uint32_t>(thread) % kGroups]);
     } while (word.x >> 16 != tag || word.y >> 16 != tag || word.z >> 16 != tag || word.w >> 16 != tag);
     sum += (word.x ^ word.y ^ word.z ^ word.w) & 0xffff;
-    sync(0, kThreads);
+    sync<0, kThreads>();
   }
   job.sums[me] = sum;
 }
@@ -189,15 +189,26 @@ MONOLANE_KERNEL void subset(MONOLANE_PARAMETER Rounds job) {
     int value = thread;
     for (int i = 0; i < 20; ++i) {
       values[i % 2 * threads + thread] = value;
-      if (job.synchronise) sync(1, threads);
+      if (job.synchronise) sync<1, threads>();
       value = values[i % 2 * threads + (thread + 37) % threads];
     }
     if (job.synchronise) expect("value handed round", value, (thread + 20 * 37) % threads);
   } else {
-    for (int i = 0; i < 5; ++i) sync(2, 32);
+    for (int i = 0; i < 5; ++i) sync<2, 32>();
   }
-  sync(0, kThreads);
+  sync<0, kThreads>();
   if (thread >= threads && job.synchronise) expect("the last warp sees", values[threads + 5], (5 + 19 * 37) % threads);
+}
+
+// --- a flag that one thread sets and the others of its block watch, without a barrier ---
+
+MONOLANE_KERNEL void flag(MONOLANE_PARAMETER Nothing) {
+  uint32_t* flag = reinterpret_cast<uint32_t*>(shared_memory());
+  if (thread_index() == 0) *flag = 0;
+  sync<0, 64>();
+  if (thread_index() == 40) store_shared(flag, 1);
+  while (load_shared(flag) == 0) {
+  }
 }
 
 // --- plain words written before a barrier of the grid, read after it ---
@@ -214,13 +225,13 @@ MONOLANE_KERNEL void grid(MONOLANE_PARAMETER Grid job) {
   for (int i = 0; i < 30; ++i) {
     int* values = job.values + i % 2 * kBlocks;
     if (thread == 5) values[me] = value;
-    sync(0, 64);
+    sync<0, 64>();
     if (thread == 0) {
       add_release(job.flags, 1);
       while (load_acquire(job.flags) < static_cast<uint32_t>(kBlocks * (i + 1))) {
       }
     }
-    sync(0, 64);
+    sync<0, 64>();
     value = values[(me + 1) % kBlocks];
   }
   expect("value round the grid", value, (me + 30) % kBlocks);
@@ -285,6 +296,10 @@ void run_counters() {
 MONOLANE_KERNEL void numbers(MONOLANE_PARAMETER Nothing) {
   expect("reciprocal_root", reciprocal_root(4), 0.5, 1e-7);
   expect("exponential", exponential(1), std::exp(1.0), 1e-6);
+  expect("logarithm", logarithm(8), std::log(8.0), 1e-6);
+  expect("bf16_pair", bf16_pair(1.0f, -2.0f), 0xc0003f80u);
+  expect("bf16_pair to even", bf16_pair(float_of(0x3f808000u), float_of(0x3f818000u)), 0x3f823f80u);
+  expect("bf16_pair of no number", bf16_pair(NAN, -NAN), 0x7fff7fffu);
   expect("multiply_high", static_cast<double>(multiply_high(1ull << 63, 6)), 3);
   expect("round 2.5", static_cast<double>(round_to_integer(2.5f)), 2);
   expect("round -3.5", static_cast<double>(round_to_integer(-3.5f)), -4);
@@ -304,7 +319,7 @@ MONOLANE_KERNEL void misuse(MONOLANE_PARAMETER std::string_view what) {
   uint64_t* barrier = reinterpret_cast<uint64_t*>(shared);
   const int lane = thread_index();
   if (lane == 0 && what != "uninitialised") barrier_init(barrier, 1);
-  sync(0, 32);
+  sync<0, 32>();
   if (lane == 0) {
     if (what == "misaligned") bulk_copy(shared + 24, from, 16, barrier);
     if (what == "misaligned_source") bulk_copy(shared + 16, from + 8, 16, barrier);
@@ -320,7 +335,7 @@ MONOLANE_KERNEL void misuse(MONOLANE_PARAMETER std::string_view what) {
   }
   if (what == "mixed_collectives") (void)(lane == 7 ? any(true) : shuffle_up(1, 1) != 0);
   if (what == "lane_left" && lane != 3) sync_warp();
-  if (what == "deadlock_in_sync" && lane < 20) sync(3, 32);
+  if (what == "deadlock_in_sync" && lane < 20) sync<3, 32>();
   while (what == "deadlock_in_poll" && !barrier_passed(barrier, 0)) {
   }
 }
@@ -341,6 +356,7 @@ int main(int count, char** arguments) {
   if (name == "counters") return run_counters(), 0;
   if (name == "fences") return run_grid(flags, true), 0;
   if (name == "lanes") return emulate::launch(lanes, {true}, 1, 32, 128), 0;
+  if (name == "flag") return emulate::launch(flag, {}, kBlocks, 64, 4), 0;
   if (name == "numbers") return emulate::launch(numbers, {}, 1, 32, 4), 0;
   // What ThreadSanitizer must find.
   if (name == "stream_not_full") return run_stream(kSlots, false, true), 0;

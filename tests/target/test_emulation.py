@@ -13,7 +13,7 @@ from monolane.target.cpu.compiler import find_compiler
 
 HEADERS = Path(__file__).parents[2] / "src/monolane/target/cuda/csrc"
 SOURCE = Path(__file__).with_name("emulation_selftest.cpp")
-KERNELS = ["stream", "exchange", "mma", "shuffles", "subset", "grid", "counters", "fences", "lanes", "numbers"]
+KERNELS = ["stream", "exchange", "mma", "shuffles", "subset", "flag", "grid", "counters", "fences", "lanes", "numbers"]
 RUN_SECONDS = 60  # far above what any takes: the limit of a hang
 
 MISUSE = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 
 from monolane.program.layout import Layout
 from monolane.program.stage import Output, Program
@@ -48,10 +49,11 @@ class Plan:
 
 
 def make_plan(program: Program, layout: Layout, workers: int) -> Plan:
-    """Divide every matrix into equal runs of tiles; tiles that are left over go to whoever has the shortest tape.
+    """Divide every matrix into runs of tiles so that all tapes stay equally long, from stage to stage.
 
     Matrices that write the residual stream are divided all alike, so that a row of the stream has one owner for the
-    whole pass and may stay with it.
+    whole pass and may stay with it. What that leaves uneven the other matrices make up for: a worker streams ahead
+    while it waits for others, so what counts is the length of its tape, and not its share of a single stage.
     """
     if workers < 1:
         raise ValueError("a plan needs at least one worker")
@@ -61,9 +63,9 @@ def make_plan(program: Program, layout: Layout, workers: int) -> Plan:
     for index, stage in enumerate(program.projections):
         tiles, tile_bytes = layout.tiles(stage.matrix), layout.tile_bytes(stage.matrix)
         if stage.output is Output.RESIDUAL:
-            counts = residual_counts.setdefault(tiles, _share(tiles, [0] * workers))
+            counts = residual_counts.setdefault(tiles, _even(tiles, workers))
         else:
-            counts = _share(tiles, loads)
+            counts = _level(tiles, tile_bytes, loads)
         first = 0
         for worker, count in enumerate(counts):
             segments[worker].append(Segment(index, first, count, loads[worker], count * tile_bytes))
@@ -72,8 +74,21 @@ def make_plan(program: Program, layout: Layout, workers: int) -> Plan:
     return Plan(program, layout, workers, tuple(tuple(tape) for tape in segments))
 
 
-def _share(tiles: int, loads: list[int]) -> list[int]:
-    """Tiles per worker: equal, the remainder to the least loaded."""
-    even, left = divmod(tiles, len(loads))
-    shortest = sorted(range(len(loads)), key=lambda worker: (loads[worker], worker))[:left]
-    return [even + (worker in shortest) for worker in range(len(loads))]
+def _even(tiles: int, workers: int) -> list[int]:
+    even, left = divmod(tiles, workers)
+    return [even + (worker < left) for worker in range(workers)]
+
+
+def _level(tiles: int, tile_bytes: int, loads: list[int]) -> list[int]:
+    """Tiles per worker: each to whoever has the shortest tape, within an eighth of an equal share and one tile more."""
+    even = tiles // len(loads)
+    most = even + 1 + even // 8
+    counts = [0] * len(loads)
+    waiting = [(load, worker) for worker, load in enumerate(loads)]
+    heapify(waiting)
+    for _ in range(tiles):
+        load, worker = heappop(waiting)
+        counts[worker] += 1
+        if counts[worker] < most:
+            heappush(waiting, (load + tile_bytes, worker))
+    return counts

@@ -24,7 +24,7 @@ class Finish(Enum):
 @dataclass(frozen=True)
 class Request:
     """One prompt and how to continue it. ``tokens`` is the whole sequence; its first ``cached`` tokens are
-    known to be in the target's cache already (from the previous request) and are not computed again.
+    known to be in the cache of ``slot`` already (from an earlier request) and are not computed again.
     At least one token must be left to compute. ``len(tokens) + max_tokens`` fits the context."""
 
     tokens: Sequence[int]
@@ -33,6 +33,7 @@ class Request:
     stop_tokens: frozenset[int]
     sampling: Sampling
     logprobs: int | None = None  # None: no logprobs; n: the sampled token's and the n likeliest (0 to 20)
+    slot: int = 0  # which of the target's caches to use
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,13 @@ class Run(Protocol):
     def start_ns(self) -> int:
         """When the target took the request up, on the clock of ``Token.time_ns``."""
 
+    @property
+    def steps(self) -> int:
+        """A sign of life: it grows as the device goes on, in the prompt too; see ``Target.stall_s``."""
+
 
 class Target(Protocol):
-    """A compiled model with its weights and one cache. It runs one request at a time."""
+    """A compiled model with its weights and a few caches. It runs one request at a time."""
 
     @property
     def name(self) -> str:
@@ -71,17 +76,28 @@ class Target(Protocol):
 
     @property
     def context(self) -> int:
-        """Tokens the cache holds."""
+        """Tokens a cache holds."""
+
+    @property
+    def slots(self) -> int:
+        """Caches: so many conversations can stay resident."""
 
     @property
     def bytes_per_token(self) -> int:
         """Weight bytes streamed for one decoded token."""
 
+    @property
+    def stall_s(self) -> float:
+        """A run whose ``steps`` have not grown for so many seconds is stuck, and so is the target."""
+
     def run(self, request: Request) -> Run:
         """Start a request. TargetError where one is still running."""
 
+    def copy(self, source: int, slot: int, tokens: int) -> None:
+        """Fill a cache with the first ``tokens`` tokens of another. No request runs meanwhile."""
+
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """[len(tokens), vocab]: the logits after each token of a sequence, from an empty cache. It takes the cache."""
+        """[len(tokens), vocab]: the logits after each token of a sequence, from an empty cache. It takes slot 0."""
 
     def close(self) -> None:
         """End the workers and free the memory. A run under way is aborted first."""

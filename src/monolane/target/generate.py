@@ -14,7 +14,7 @@ from monolane.program.tape import constant_offsets
 # lane of a GPU's warp, and two steps of its tensor core.
 LAYOUT = Layout("rows8", tile_rows=8, block=32)
 
-_OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
+OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
 
 
 def shape_constants(program: Program) -> dict[str, int]:
@@ -53,10 +53,15 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
     ]
 
 
+def powers(qualifier: str) -> str:
+    """Powers of two for the sampler's exponential."""
+    return f"{qualifier} uint64_t kPowers[] = {braces(f'{value}u' for value in sample.POWERS)};"
+
+
 def tables(program: Program, qualifier: str) -> list[str]:
     """Arrays that are indexed at run time: powers of two, frequencies, stages."""
     return [
-        f"{qualifier} uint64_t kPowers[] = {braces(f'{value}u' for value in sample.POWERS)};",
+        powers(qualifier),
         f"{qualifier} double kFrequencies[] = {braces(repr(f) for f in program.attention.frequencies)};",
         f"{qualifier} Stage kStages[] = {{",
         *_stages(program),
@@ -83,7 +88,7 @@ def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], pro
             kind, writes = "kEmbed", buffers[stage.writes]
         case Project():
             kind, reads, writes = "kProject", buffers[stage.reads], buffers[stage.writes]
-            rows, cols, output = stage.matrix.rows, stage.matrix.cols, _OUTPUTS[stage.output]
+            rows, cols, output = stage.matrix.rows, stage.matrix.cols, OUTPUTS[stage.output]
             residual = buffers[stage.residual] if stage.residual else -1
             if isinstance(stage.input, Norm):
                 prepare, eps, offsets["norm"] = "kNorm", stage.input.eps, constants[stage.input.weight.name]

@@ -29,5 +29,6 @@ struct Segment {
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 constexpr int divide_up(int n, int unit) { return (n + unit - 1) / unit; }
+constexpr int lesser(int a, int b) { return a < b ? a : b; }
 
 }  // namespace monolane

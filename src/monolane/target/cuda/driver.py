@@ -102,13 +102,27 @@ class Context:
         data = np.ascontiguousarray(data)
         address = self.allocate(data.nbytes)
         if data.nbytes:
-            # On our stream, and waited for: a copy on another one might still be on its way when the kernel starts.
-            call(driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
-            call(driver.cuStreamSynchronize(self._stream))
+            self.write(address, data)
         return address
+
+    def write(self, address: int, data: NDArray[np.generic]) -> None:
+        """Copy a contiguous array to where it belongs."""
+        # On our stream, and waited for: a copy on another one might still be on its way when the kernel starts.
+        call(driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
+        call(driver.cuStreamSynchronize(self._stream))
 
     def download(self, address: int, into: NDArray[np.generic]) -> None:
         call(driver.cuMemcpyDtoH(into.ctypes.data, address, into.nbytes))
+
+    def copy_rows(self, source: int, target: int, pitch: int, width: int, rows: int) -> None:
+        """The first ``width`` bytes of every row of ``pitch`` bytes."""
+        how = driver.CUDA_MEMCPY2D()
+        how.srcMemoryType = how.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        how.srcDevice, how.dstDevice = driver.CUdeviceptr(source), driver.CUdeviceptr(target)
+        how.srcPitch = how.dstPitch = pitch
+        how.WidthInBytes, how.Height = width, rows
+        call(driver.cuMemcpy2DAsync(how, self._stream))
+        call(driver.cuStreamSynchronize(self._stream))
 
     def clear(self, address: int, size: int) -> None:
         call(driver.cuMemsetD8Async(address, 0, size, self._stream))

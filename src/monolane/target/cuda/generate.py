@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from monolane.errors import UnsupportedModelError
-from monolane.program.layout import Layout
 from monolane.program.plan import Plan
-from monolane.program.stage import MAX_WIDTH, Attend, Output, Program, Project
-from monolane.target.generate import braces, constants, shape_constants, tables
+from monolane.program.stage import MAX_WIDTH, Output, Program
+from monolane.target.cuda.forms import SLOT_UNITS, forms
+from monolane.target.generate import braces, constants, powers, shape_constants
 
-CONSUMER_WARPS = 12
+CONSUMER_WARPS = 8
 SLOT_BYTES = 16384
-SLOT_UNITS = 32
 BATCH_SUMS = 32 * CONSUMER_WARPS * 8
 RESERVED_BYTES = 2048  # barriers, reductions, alignment
 MIN_WIDE_SLOTS = 2
 IN_FLIGHT_NEAR, IN_FLIGHT_FAR = 2, 6  # chunks on their way to one block: near a hand-off, and inside a long stage
-SHORTEST_SPLIT, MOST_SPLITS = 64, 32  # of the context, in attention: positions, and number
+# The cache is kept in blocks of positions; attention divides them into splits of at least so many blocks, and not into
+# more splits than there are workers for.
+BLOCK_POSITIONS = 16
+SPLIT_BLOCKS, MOST_SPLITS = 16, 64
+# Splits that the stage after attention merges on its way in, if it has to read no more words than this for them.
+FEW_SPLITS, FEW_WORDS = 3, 8192
 
 
 _EMULATED_ENTRY = (
@@ -35,13 +39,38 @@ def owned_rows(plan: Plan) -> int:
     return max(tape[residual].tiles for tape in plan.segments) * plan.layout.tile_rows
 
 
+def most_splits(plan: Plan) -> int:
+    return max(1, min(MOST_SPLITS, plan.workers // plan.program.attention.kv_heads))
+
+
+def few_splits(plan: Plan) -> int:
+    shape = plan.program.attention
+    if shape.head_dim % 4:
+        return 1
+    return max(1, min(FEW_SPLITS, most_splits(plan), FEW_WORDS // (shape.heads * shape.head_dim)))
+
+
+def x_bytes(plan: Plan) -> int:
+    """The place of a projection's input; together with that of its sums it has to hold attention's scratch."""
+    shape = plan.program.attention
+    queries = MAX_WIDTH * (_up(shape.head_dim, 64) + 32) * 2 + 2 * _up(shape.head_dim, 32) * 2
+    results = MAX_WIDTH * _up(shape.head_dim, 16) * 4
+    scratch = queries + 2 * CONSUMER_WARPS * MAX_WIDTH * 4 + results
+    chunk = SLOT_UNITS * plan.layout.block
+    widest = max(_up(stage.matrix.cols, chunk) for stage in plan.program.projections)
+    return _up(max(2 * widest, scratch - 4 * BATCH_SUMS), 128)
+
+
+def _up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
 def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:
     """Slots of the ring in a narrow pass, in a wide one, and the widest input a wide pass keeps in shared memory."""
     program, layout = plan.program, plan.layout
     shape = program.attention
     columns = sorted({layout.padded_cols(stage.matrix) for stage in program.projections})
-    attend_sums = CONSUMER_WARPS * (-(-shape.head_dim // 8) * 8 + 2)
-    fixed = 2 * columns[-1] + 4 * max(BATCH_SUMS, attend_sums) + 4 * MAX_WIDTH * owned_rows(plan) + RESERVED_BYTES
+    fixed = x_bytes(plan) + 4 * BATCH_SUMS + 4 * MAX_WIDTH * owned_rows(plan) + RESERVED_BYTES
     fixed += 8 * len(program.projections)
     narrow = (shared_limit - fixed) // SLOT_BYTES
     needed = max(program.hidden, shape.heads * shape.head_dim)
@@ -55,8 +84,15 @@ def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:
     )
 
 
-def generate(plan: Plan, shared_limit: int, emulated: bool = False, stall: tuple[int, int, int] | None = None) -> str:
-    """CUDA C++ for one plan. ``emulated``: for threads of a CPU. ``stall``: (worker, stage, seconds), for tests."""
+def generate(
+    plan: Plan,
+    shared_limit: int,
+    emulated: bool = False,
+    traced: bool = False,
+    stall: tuple[int, int, int] | None = None,
+) -> str:
+    """CUDA C++ for one plan. ``emulated``: for threads of a CPU. ``traced``: with time stamps at every stage.
+    ``stall``: (worker, stage, seconds), for tests."""
     program = plan.program
     narrow, wide, widest = slots(plan, shared_limit)
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
@@ -68,11 +104,13 @@ def generate(plan: Plan, shared_limit: int, emulated: bool = False, stall: tuple
         "kMaxOwnedRows": owned_rows(plan),
         "kResidualProjection": next(i for i, s in enumerate(program.projections) if s.output is Output.RESIDUAL),
         "kSharedLimit": shared_limit,
-        "kQkNorm": int(any(isinstance(s, Attend) and s.q_norm is not None for s in program.stages)),
         "kInFlightNear": IN_FLIGHT_NEAR,
         "kInFlightFar": IN_FLIGHT_FAR,
-        "kShortestSplit": SHORTEST_SPLIT,
-        "kMostSplits": MOST_SPLITS,
+        "kSplitBlocks": SPLIT_BLOCKS,
+        "kMostSplits": most_splits(plan),
+        "kFewSplits": few_splits(plan),
+        "kXBytes": x_bytes(plan),
+        "kTraced": int(traced),
         "kStallWorker": stall_worker,
         "kStallStage": stall_stage,
         "kStallSeconds": stall_seconds,
@@ -82,14 +120,14 @@ def generate(plan: Plan, shared_limit: int, emulated: bool = False, stall: tuple
         f'#include "{"emulate.hpp" if emulated else "ptx.cuh"}"',
         '#include "program.hpp"',
         '#include "request.hpp"',
+        '#include "form.cuh"',
         "namespace monolane {",
         *constants(program, integers),
-        *tables(program, "MONOLANE_CONSTANT"),
-        f"MONOLANE_CONSTANT int kBufferStrides[] = {braces(map(str, strides))};",
-        f"MONOLANE_CONSTANT int kWordOffsets[] = {braces(map(str, words[:-1]))};",
-        f"MONOLANE_CONSTANT int kWideOffsets[] = {braces(map(str, plain[:-1]))};",
-        "struct Cut { int units, chunks, chunk_units; };",
-        f"MONOLANE_CONSTANT Cut kCuts[] = {braces(_cut(program, plan.layout, stage) for stage in program.stages)};",
+        powers("MONOLANE_CONSTANT"),
+        f"constexpr int kBufferStrides[] = {braces(map(str, strides))};",
+        f"constexpr int kWordOffsets[] = {braces(map(str, words[:-1]))};",
+        f"constexpr int kWideOffsets[] = {braces(map(str, plain[:-1]))};",
+        *forms(plan),
         "}  // namespace monolane",
         '#include "kernel.cuh"',
         *(_EMULATED_ENTRY if emulated else ()),
@@ -108,11 +146,3 @@ def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
         words.append(words[-1] + stride)
         plain.append(plain[-1] + stride * MAX_WIDTH)
     return strides, words, plain
-
-
-def _cut(program: Program, layout: Layout, stage: object) -> str:
-    if not isinstance(stage, Project):
-        return "{0, 0, 0}"
-    units = layout.padded_cols(stage.matrix) // layout.block
-    chunks = -(-units // SLOT_UNITS)
-    return f"{{{units}, {chunks}, {-(-units // chunks)}}}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,35 +12,78 @@ from monolane.errors import TargetError
 from monolane.model.cache import atomic_write, cache_folder
 
 HEADERS = (Path(__file__).parent / "csrc", Path(__file__).parents[1] / "csrc")
-OPTIONS = ("-std=c++20", "-lineinfo", "-default-device", "-diag-suppress=177")
+OPTIONS = ("-std=c++20", "-lineinfo", "-default-device", "-diag-suppress=177", "--ptxas-options=-v")
 
 
-def compile_cubin(source: str, architecture: str) -> bytes:
+@dataclass(frozen=True)
+class Resources:
+    """What one thread of the kernel takes: the most registers of any function, the bytes of all functions together."""
+
+    registers: int
+    stack_bytes: int  # of local memory
+    spill_store_bytes: int  # in instructions that move registers there, and back
+    spill_load_bytes: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code, and what the assembler said of it."""
+
+    cubin: bytes
+    log: str
+
+    @property
+    def resources(self) -> Resources:
+        return Resources(
+            registers=max(self._numbers("registers")),
+            stack_bytes=sum(self._numbers("bytes stack frame")),
+            spill_store_bytes=sum(self._numbers("bytes spill stores")),
+            spill_load_bytes=sum(self._numbers("bytes spill loads")),
+        )
+
+    def _numbers(self, what: str) -> list[int]:
+        found = [int(number) for number in re.findall(rf"(\d+) {what}", self.log)]
+        if not found:
+            raise TargetError(f"The assembler did not say how many {what} the kernel takes.", "Report this as a bug.")
+        return found
+
+
+def compile_kernel(source: str, architecture: str) -> Compiled:
     """Machine code for ``sm_90a`` and the like: no PTX, which an older driver may not take."""
     from cuda.bindings import nvrtc
 
-    version = _call(nvrtc.nvrtcVersion())
-    options = (f"-arch={architecture}", *OPTIONS, *(f"-I{folder}" for folder in HEADERS))
-    path = cache_folder("kernels") / f"cuda-{_key(source, repr(version), options)}.cubin"
-    if path.exists():
-        return path.read_bytes()
+    options = (f"-arch={architecture}", *OPTIONS)
+    key = _key(source, repr(_call(nvrtc.nvrtcVersion())), options)
+    cubin_path, log_path = (cache_folder("kernels") / f"cuda-{key}.{suffix}" for suffix in ("cubin", "log"))
+    if cubin_path.exists():  # written last
+        return Compiled(cubin_path.read_bytes(), log_path.read_text())
+    compiled = _compile(source, options)
+    for path, data in ((log_path, compiled.log.encode()), (cubin_path, compiled.cubin)):
+        with atomic_write(path) as file:
+            file.write(data)
+    return compiled
+
+
+def _compile(source: str, options: tuple[str, ...]) -> Compiled:
+    from cuda.bindings import nvrtc
+
     program = _call(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
-    encoded = [option.encode() for option in options]
+    encoded = [option.encode() for option in (*options, *(f"-I{folder}" for folder in HEADERS))]
     (code,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    buffer = bytes(_call(nvrtc.nvrtcGetProgramLogSize(program)))
+    _call(nvrtc.nvrtcGetProgramLog(program, buffer))
+    log = buffer.rstrip(b"\0").decode(errors="replace")
     if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        log = b" " * _call(nvrtc.nvrtcGetProgramLogSize(program))
-        _call(nvrtc.nvrtcGetProgramLog(program, log))
-        raise TargetError(f"The kernel did not compile:\n{log.decode(errors='replace')[:4000]}", "Use device='cpu'.")
-    cubin: bytes = b" " * _call(nvrtc.nvrtcGetCUBINSize(program))
+        raise TargetError(f"The kernel did not compile:\n{log[:4000]}", "Use device='cpu'.")
+    cubin = bytes(_call(nvrtc.nvrtcGetCUBINSize(program)))
     _call(nvrtc.nvrtcGetCUBIN(program, cubin))
-    with atomic_write(path) as file:
-        file.write(cubin)
-    return cubin
+    _call(nvrtc.nvrtcDestroyProgram(program))
+    return Compiled(cubin, log)
 
 
 def _key(source: str, version: str, options: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    for part in (source, version, *OPTIONS, options[0]):
+    for part in (source, version, *options):
         digest.update(part.encode() + b"\0")
     for header in (header for folder in HEADERS for header in sorted(folder.iterdir())):
         digest.update(header.name.encode() + b"\0" + header.read_bytes() + b"\0")

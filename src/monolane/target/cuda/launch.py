@@ -15,7 +15,7 @@ from monolane.program.stage import MAX_WIDTH
 from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Request
-from monolane.target.cuda.generate import MOST_SPLITS, buffer_places
+from monolane.target.cuda.generate import BLOCK_POSITIONS, buffer_places, most_splits
 
 BUCKETS = 4096
 
@@ -29,9 +29,10 @@ class Outcome(Structure):
     stage: int
     layer: int
     waited_for: int
+    steps: int
     start_ns: int
     _fields_ = [
-        *((name, c_uint32) for name in ("made", "status", "worker", "stage", "layer", "waited_for")),
+        *((name, c_uint32) for name in ("made", "status", "worker", "stage", "layer", "waited_for", "steps", "unused")),
         ("start_ns", c_int64),
     ]
 
@@ -49,8 +50,9 @@ _POINTERS = [
     "qkv_words",
     "wide",
     "wide_qkv",
-    "partials",
-    "counters",
+    "parts",
+    "masses",
+    "arrived",
     "choices",
     "logits",
     "scores",
@@ -90,18 +92,19 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
     """Bytes of every buffer that belongs to a loaded model and not to its weights."""
     program, shape = plan.program, plan.program.attention
     _, words, plain = buffer_places(program)
-    head_stride = -(-shape.head_dim // 8) * 8
-    cache = program.layers * shape.kv_heads * context * head_stride * 2
+    blocks = program.layers * shape.kv_heads * -(-context // BLOCK_POSITIONS)
+    splits = MAX_WIDTH * most_splits(plan)
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     return {
-        "keys": cache,
-        "values": cache,
+        "keys": blocks * BLOCK_POSITIONS * -(-shape.head_dim // 32) * 32 * 2,
+        "values": blocks * BLOCK_POSITIONS * -(-shape.head_dim // 16) * 16 * 2,
         "words": 4 * words[-1],
         "qkv_words": 8 * qkv,
         "wide": 2 * plain[-1],
         "wide_qkv": 4 * qkv * MAX_WIDTH,
-        "partials": 4 * MAX_WIDTH * MOST_SPLITS * shape.heads * (head_stride + 2),
-        "counters": 4 * (MAX_WIDTH * shape.kv_heads + 1),
+        "parts": 4 * splits * shape.heads * shape.head_dim,
+        "masses": 8 * splits * shape.heads,
+        "arrived": 4,
         "choices": 8 * (2 * plan.workers + 1),
         "logits": 4 * program.vocab,
         "scores": 8 * program.vocab,
@@ -112,7 +115,7 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
 
 
 # What a launch must find zeroed: tags and counters start anew with every launch.
-CLEARED = ("words", "qkv_words", "counters", "choices", "counts", "failed")
+CLEARED = ("words", "qkv_words", "parts", "masses", "arrived", "choices", "counts", "failed")
 
 
 def rotations(plan: Plan, context: int) -> NDArray[np.float32]:

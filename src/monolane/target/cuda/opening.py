@@ -17,12 +17,12 @@ from monolane.program.plan import Plan, make_plan
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
 from monolane.target.cuda.generate import generate
-from monolane.target.cuda.jit import compile_cubin
+from monolane.target.cuda.jit import compile_kernel
 from monolane.target.cuda.launch import scratch_sizes
 from monolane.target.generate import LAYOUT
 
 if TYPE_CHECKING:
-    from monolane.target.cuda.driver import Device
+    from monolane.target.cuda.driver import Device, Kernel
     from monolane.target.cuda.runtime import CudaTarget
 
 CAPABILITY = (9, 0)  # bulk copies and barriers of copies came with Hopper
@@ -79,8 +79,7 @@ def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Devic
     from monolane.target.cuda.runtime import CudaTarget
 
     plan = cuda_plan(config, device.processors)
-    source = generate(plan, device.shared_limit)
-    cubin = compile_cubin(source, "sm_90a")
+    cubin = compile_kernel(generate(plan, device.shared_limit), "sm_90a").cubin
     gpu = Context(device)
     needed, free = memory_needed(plan, context), gpu.free_memory()
     if needed > free:
@@ -91,4 +90,9 @@ def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Devic
         )
     kernel = gpu.load(cubin, device.shared_limit)
     tape = load_tape(plan, weights, lambda size: np.zeros(size, np.uint8), progress)
-    return CudaTarget(gpu, kernel, tape, context)
+
+    def traced() -> Kernel:
+        source = generate(plan, device.shared_limit, traced=True)
+        return gpu.load(compile_kernel(source, "sm_90a").cubin, device.shared_limit)
+
+    return CudaTarget(gpu, kernel, tape, context, traced)

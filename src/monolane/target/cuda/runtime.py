@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Finish, Request, Token
 from monolane.target.cuda.driver import Context, Kernel
+from monolane.target.cuda.generate import BLOCK_POSITIONS
 from monolane.target.cuda.launch import (
     CLEARED,
     Launch,
@@ -25,27 +26,40 @@ from monolane.target.cuda.launch import (
     request_struct,
     scratch_sizes,
 )
+from monolane.target.slots import resident_slots
 
-THREADS = 416  # 12 warps that compute and one that streams
-DEADLINE_S = 5.0
+THREADS = 384  # 8 warps that compute, one that streams, three that gave their registers away
+# A stuck worker is named by the kernel before the engine's watch calls the device dead; both within a second.
+DEADLINE_S, STALL_S = 0.5, 0.8
 POLL_S = 20e-6  # between two looks at the host's memory: far below the time of a token
-WAITED_FOR = ("a copy of weights", "a free slot of the ring", "activations", "the barrier", "the chosen token")
+WAITED_FOR = ("a copy of weights", "activations", "the barrier", "the chosen token")
 
 
 class CudaTarget:
-    """A tape and a cache in a GPU's memory, and the kernel that runs them."""
+    """A tape and caches in a GPU's memory, and the kernel that runs them. ``traced`` makes one with time stamps."""
+
+    stall_s = STALL_S
 
     def __init__(
-        self, context: Context, kernel: Kernel, tape: Tape, tokens: int, deadline_s: float = DEADLINE_S
+        self,
+        context: Context,
+        kernel: Kernel,
+        tape: Tape,
+        tokens: int,
+        traced: Callable[[], Kernel],
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         self._context = context
         self._kernel = kernel
+        self._traced = traced
         self.name = f"cuda ({context.device.name}, {tape.plan.workers} workers)"
         self.context = tokens
         self.bytes_per_token = tape.plan.bytes_per_token
         self.program = tape.plan.program
         self._plan = tape.plan
         self._launch = model_launch(tape, tokens, context, deadline_s)
+        self._caches = self._make_caches()
+        self.slots = len(self._caches)
         self._entries = context.host_memory(entry_bytes(tokens))
         self._outcome = context.host_memory(ctypes.sizeof(Outcome))
         self._abort = context.host_memory(4)
@@ -53,15 +67,33 @@ class CudaTarget:
         self._lock = threading.Lock()
         self._broken = False
 
+    def _make_caches(self) -> list[tuple[int, int]]:
+        """Addresses of keys and values: the model's own, and as many more as memory allows."""
+        sizes = scratch_sizes(self._plan, self.context)
+        keys, values = sizes["keys"], sizes["values"]
+        more = resident_slots(keys + values, self._context.free_memory()) - 1
+        made = [(self._context.allocate(keys), self._context.allocate(values)) for _ in range(more)]
+        return [(self._launch.keys, self._launch.values), *made]
+
+    def copy(self, source: int, slot: int, tokens: int) -> None:
+        """Whole blocks: what a block has beyond ``tokens`` is never read."""
+        sizes = scratch_sizes(self._plan, self.context)
+        rows = self.program.layers * self.program.attention.kv_heads
+        self._context.enter()
+        for which, name in enumerate(("keys", "values")):
+            pitch = sizes[name] // rows
+            width = pitch // -(-self.context // BLOCK_POSITIONS) * -(-tokens // BLOCK_POSITIONS)
+            self._context.copy_rows(self._caches[source][which], self._caches[slot][which], pitch, width, rows)
+
     def run(self, request: Request) -> CudaRun:
-        return CudaRun(self, request, None)
+        return CudaRun(self, request, None, self._kernel)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         scores = np.empty((len(tokens), self.program.vocab), np.float32)
         self._context.enter()
         address = self._context.allocate(scores.nbytes)
         try:
-            for _ in CudaRun(self, Request(tokens, 0, 0, frozenset(), Sampling()), address):
+            for _ in CudaRun(self, Request(tokens, 0, 0, frozenset(), Sampling()), address, self._kernel):
                 pass
             self._context.download(address, scores)
         finally:
@@ -75,7 +107,7 @@ class CudaTarget:
         address = self._context.allocate(stamps.nbytes)
         self._launch.trace, self._launch.trace_from, self._launch.trace_passes = address, first, passes
         try:
-            for _ in self.run(request):
+            for _ in CudaRun(self, request, None, self._traced()):
                 pass
             self._context.download(address, stamps)
         finally:
@@ -94,7 +126,7 @@ class CudaTarget:
 
     # --- for CudaRun ---
 
-    def start(self, request: Request, scores: int | None) -> tuple[Outcome, list[int]]:
+    def start(self, request: Request, scores: int | None, kernel: Kernel) -> tuple[Outcome, list[int]]:
         """Launch; the host's view of the outcome, and what was uploaded for this request."""
         with self._lock:
             if self._broken:
@@ -111,7 +143,8 @@ class CudaTarget:
             ctypes.c_uint32.from_address(self._abort).value = 0
             shared = self._context.device.shared_limit
             argument = Launch.from_buffer_copy(self._launch)
-            self._context.launch(self._kernel, self._plan.workers, THREADS, shared, argument)
+            argument.keys, argument.values = self._caches[request.slot]
+            self._context.launch(kernel, self._plan.workers, THREADS, shared, argument)
             return Outcome.from_address(self._outcome), uploads.addresses
 
     def entries(self, start: int, stop: int) -> Sequence[structs.Entry]:
@@ -149,11 +182,11 @@ class _Uploads:
 class CudaRun:
     """A request on the GPU."""
 
-    def __init__(self, target: CudaTarget, request: Request, scores: int | None) -> None:
+    def __init__(self, target: CudaTarget, request: Request, scores: int | None, kernel: Kernel) -> None:
         self._target = target
         self._logprobs = request.logprobs is not None
         self.finish: Finish | None = None
-        self._outcome, self._uploads = target.start(request, scores)
+        self._outcome, self._uploads = target.start(request, scores, kernel)
         self._seen = 0
 
     def __iter__(self) -> Iterator[list[Token]]:
@@ -174,6 +207,10 @@ class CudaRun:
     @property
     def start_ns(self) -> int:
         return self._outcome.start_ns
+
+    @property
+    def steps(self) -> int:
+        return self._outcome.steps
 
     def abort(self) -> None:
         if self.finish is None:

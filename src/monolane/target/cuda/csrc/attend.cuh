@@ -1,290 +1,263 @@
-// Attention. A work item is one split of the context, one position of the pass and one key/value head; its query heads
-// are divided among the warps. Every lane keeps eight dimensions of its query and looks at one position of several at a
-// time. Cached keys and values are asked for before the query is there. Where a context has several splits, the block
-// that finishes a head's last split merges them, in order.
+// The stage of attention: who takes which split, where queries, keys and values come from, where results go. Where there
+// are a few splits, the stage that follows merges them on its way in (prepare_parts); where there are more, or in a wide
+// pass, every block merges some elements here.
 #pragma once
-#include "prepare.cuh"
+#include "split.cuh"
 
 namespace monolane {
 
-constexpr int lanes_per_row() {
-  int lanes = 1;
-  while (lanes * 8 < kHeadStride) lanes *= 2;
-  return lanes;
-}
-constexpr int kRowLanes = lanes_per_row();
-constexpr int kStepPositions = 32 / kRowLanes;                                     // positions a warp looks at together
-constexpr int kHeadWarps = kGroup < kConsumerWarps ? kConsumerWarps / kGroup : 1;  // warps per query head
-constexpr int kRoundHeads = kConsumerWarps / kHeadWarps;                           // query heads at a time
-constexpr int kAhead = 4;                                                          // steps whose loads are under way
-static_assert(kHeadDim <= 256, "a head has at most 256 dimensions");
-
-// Splits are as short as keeps their number small. Their length depends on the position alone.
-MONOLANE_DEVICE int64_t split_length(int64_t position, int window) {
-  int64_t length = kShortestSplit;
-  while ((position - first_seen(position, window)) / length + 2 > kMostSplits) length *= 2;
-  return length;
-}
-
-MONOLANE_DEVICE void unpack(const Word4& w, float (&v)[8]) {
-  const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-  for (int i = 0; i < 4; i++) v[2 * i] = ptx::float_of(words[i] << 16), v[2 * i + 1] = ptx::float_of(words[i] & 0xffff0000u);
-}
-
-MONOLANE_DEVICE Word4 pack(const float (&v)[8]) {
-  uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) words[i] = narrow_bits(v[2 * i]) | narrow_bits(v[2 * i + 1]) << 16;
-  return {words[0], words[1], words[2], words[3]};
-}
-
-MONOLANE_DEVICE int64_t cache_row(int layer, int head, int64_t position) {
-  return ((static_cast<int64_t>(layer) * kKvHeads + head) * monolane_launch.context + position) * kHeadStride;
-}
-
-// A number that another block has written: past L1.
-MONOLANE_DEVICE float load_float(const float* p) { return ptx::float_of(ptx::load_relaxed(reinterpret_cast<const uint32_t*>(p))); }
-
-// Queries, keys and values of one position of the pass, as the projection made them.
+// An activation for the stage that follows.
 template <bool kWide>
-struct Qkv {
-  int stage, row;
-  uint32_t step;
+MONOLANE_DEVICE void hand_over(int buffer, int row, int position, float v, uint32_t step) {
+  if (kWide)
+    monolane_launch.wide[kWideOffsets[buffer] + position * kBufferStrides[buffer] + row] = static_cast<uint16_t>(narrow_bits(v));
+  else
+    ptx::store_relaxed(monolane_launch.words + kWordOffsets[buffer] + row, tagged(v, step));
+}
 
-  // Elements index(0), …, all asked for together; none where an index is negative.
-  template <int kCount, class Index>
-  MONOLANE_DEVICE void load(Index index, float (&v)[kCount]) const {
-    if (kWide) {
-      const float* from = monolane_launch.wide_qkv + row * (kQueries + 2 * kKeys);
+MONOLANE_DEVICE uint32_t* part_of(int position, int split) { return monolane_launch.parts + (position * kMostSplits + split) * kQueries; }
+MONOLANE_DEVICE uint64_t* mass_of(int position, int split) { return monolane_launch.masses + (position * kMostSplits + split) * kHeads; }
+
+// Splits as one: results in order, each with its weight.
+struct Merged {
+  float top = -kInfinity, weight = 0.0f;
+
+  // Factors of the next kCount splits (mass -infinity: not there); what was merged so far is to be multiplied by the result.
+  template <int kCount>
+  MONOLANE_DEVICE float add(const float (&mass)[kCount], float (&factor)[kCount]) {
+    float above = top;
 #pragma unroll
-      for (int i = 0; i < kCount; i++) v[i] = index(i) < 0 ? 0.0f : load_float(from + index(i));
-      return;
+    for (int i = 0; i < kCount; i++) above = fmaxf(above, mass[i]);
+    const float shrink = ptx::power_of_two(top - above);
+    top = above;
+    weight *= shrink;
+#pragma unroll
+    for (int i = 0; i < kCount; i++) weight += factor[i] = ptx::power_of_two(mass[i] - above);
+    return shrink;
+  }
+};
+
+// One element of splits [first, …) of a row, and their masses, as soon as they are there.
+template <int kCount>
+MONOLANE_DEVICE void await_parts(int position, int first, int splits, int element, uint32_t step, float (&value)[kCount], float (&mass)[kCount]) {
+  uint32_t words[kCount];
+  uint64_t masses[kCount];
+  for (;;) {
+    bool ready = true;
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      if (first + i >= splits) continue;
+      words[i] = ptx::load_relaxed(part_of(position, first + i) + element);
+      masses[i] = ptx::load_relaxed(mass_of(position, first + i) + element / kHeadDim);
     }
-    uint64_t words[kCount];
-    Wait waiting(stage, kForWords);
+#pragma unroll
+    for (int i = 0; i < kCount; i++)
+      if (first + i < splits) ready &= is_tagged(words[i], step) && static_cast<uint32_t>(masses[i]) == step;
+    if (ready || shared::over()) break;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; i++) {
+    value[i] = first + i < splits ? value_of(words[i]) : 0.0f;
+    mass[i] = first + i < splits ? ptx::float_of(static_cast<uint32_t>(masses[i] >> 32)) : -kInfinity;
+  }
+}
+
+constexpr int kAttended = kForms[kMergeForm].reads;  // the buffer of results
+
+template <bool kWide>
+MONOLANE_DEVICE void merge_splits(int width, int splits, uint32_t step) {
+  constexpr int kBurst = 8;  // splits that are asked for together
+  const int each = divide_up(width * kQueries, kWorkers), first = worker_index() * each, end = min(first + each, width * kQueries);
+  for (int i = first + thread_index(); i < end; i += kConsumers) {
+    const int position = i / kQueries, element = i % kQueries;
+    Merged merged;
+    float total = 0.0f;
+    for (int split = 0; split < splits; split += kBurst) {
+      float value[kBurst], mass[kBurst], factor[kBurst];
+      await_parts(position, split, splits, element, step, value, mass);
+      total *= merged.add(mass, factor);
+#pragma unroll
+      for (int j = 0; j < kBurst; j++) total += factor[j] * value[j];
+    }
+    hand_over<kWide>(kAttended, element, position, ptx::divide(total, merged.weight), step);
+  }
+}
+
+// A result of attention: where it is the only split, for the stage that follows.
+template <bool kWide>
+MONOLANE_DEVICE void publish_part(int position, int split, int splits, int element, float v, uint32_t step) {
+  if (splits == 1) return hand_over<kWide>(kAttended, element, position, v, step);
+  ptx::store_relaxed(part_of(position, split) + element, tagged(v, step));
+}
+
+MONOLANE_DEVICE int query_norm(int layer) { return kQueryNorm + layer * kConstantsPerLayer; }
+MONOLANE_DEVICE int key_norm(int layer) { return kKeyNorm + layer * kConstantsPerLayer; }
+
+// --- narrow: one position ---
+
+constexpr int kNarrowRows = lesser(kGroup, kRowsAtOnce);
+
+// Vector v of the item: its queries, then the new key and value. This lane's pairs, as soon as they are there.
+MONOLANE_DEVICE void await_pairs(int at, uint32_t step, float (&low)[kPairs], float (&high)[kPairs]) {
+  const uint64_t* from = monolane_launch.qkv_words + at + lane_index();
+  uint64_t words[2 * kPairs];
+  for (;;) {
+    bool ready = true;
+#pragma unroll
+    for (int j = 0; j < 2 * kPairs; j++) {
+      const int i = lane_index() + j / 2 * 32;
+      words[j] = kHalf % 32 == 0 || i < kHalf ? ptx::load_relaxed(from + j / 2 * 32 + j % 2 * kHalf) : step;
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * kPairs; j++) ready &= static_cast<uint32_t>(words[j]) == step;
+    if (ready || shared::over()) break;
+  }
+#pragma unroll
+  for (int j = 0; j < kPairs; j++) {
+    low[j] = ptx::float_of(static_cast<uint32_t>(words[2 * j] >> 32));
+    high[j] = ptx::float_of(static_cast<uint32_t>(words[2 * j + 1] >> 32));
+  }
+}
+
+// Queries of `rows` heads, and the new key and value, turned, as bf16 rows in the scratch: a warp per vector.
+MONOLANE_DEVICE void receive(int head, int first_row, int rows, bool newest, const Turn& query_turn, const Turn& key_turn, uint32_t step) {
+  for (int v = warp_index(); v < rows + (newest ? 2 : 0); v += kConsumerWarps) {
+    const int at = v < rows ? (head * kGroup + first_row + v) * kHeadDim : kQueries + (v - rows) * kKeys + head * kHeadDim;
+    uint16_t* to = v < rows ? attention::queries() + v * kQueryStride : v == rows ? attention::fresh_key() : attention::fresh_value();
+    float low[kPairs], high[kPairs];
+    await_pairs(at, step, low, high);
+    if (v < rows)
+      rotate(query_turn, low, high);
+    else if (v == rows)
+      rotate(key_turn, low, high);
+    store_pairs<round_up(kHeadDim, kBlock)>(low, high, [&](int d, uint16_t x) { to[d] = x; });
+  }
+}
+
+// The new key and value, from the scratch to the cache: of the next pass, so nobody waits for it.
+MONOLANE_DEVICE void keep(int layer, int head, int position) {
+  const int r = position % kBlockPositions, block = position / kBlockPositions;
+  uint16_t* keys = key_block(layer, head, block);
+  uint16_t* values = value_block(layer, head, block);
+  for (int d = thread_index(); d < kHeadDim; d += kConsumers) {
+    keys[key_element(r, d)] = attention::fresh_key()[d];
+    values[value_element(r, d)] = attention::fresh_value()[d];
+  }
+}
+
+// `received()` is called when the queries are there.
+template <class Received>
+MONOLANE_DEVICE void attend_narrow(int layer, int position, uint32_t step, Received received) {
+  const Span span = span_of(position, window_of(layer));
+  for (int item = worker_index(); item < kKvHeads * span.splits; item += kWorkers) {
+    const int head = item % kKvHeads, split = item / kKvHeads;
+    const bool newest = split == span.splits - 1;
+    for (int first_row = 0; first_row < kGroup; first_row += kRowsAtOnce) {
+      const int rows = min(kRowsAtOnce, kGroup - first_row);
+      Split<false, kNarrowRows> part(layer, head, position, 1, span, split);
+      part.ask();
+      const Turn query_turn = turn_of(position, query_norm(layer)), key_turn = kQkNorm ? turn_of(position, key_norm(layer)) : query_turn;
+      sync_consumers();  // the sums of the stage before have been read
+      receive(head, first_row, rows, newest, query_turn, key_turn, step - 1);
+      sync_consumers();
+      received();
+      part.see(rows);
+      part.merge(
+          rows, [&](int row, int d, float v) { publish_part<false>(0, split, span.splits, (head * kGroup + first_row + row) * kHeadDim + d, v, step); },
+          [&](int row, float mass) {
+            if (span.splits > 1) ptx::store_relaxed(mass_of(0, split) + head * kGroup + first_row + row, tagged_float(mass, step));
+          });
+      if (newest && !first_row) keep(layer, head, position);
+      sync_consumers();  // the scratch is free for others
+    }
+  }
+  if (span.splits > kFewSplits) merge_splits<false>(1, span.splits, step);
+}
+
+// --- wide: up to sixteen positions of one block of the cache ---
+
+// Keys and values of all positions first: later ones look at earlier ones.
+MONOLANE_DEVICE void append_wide(int layer, int start, int width) {
+  for (int i = worker_index() * kConsumerWarps + warp_index(); i < width * kKvHeads; i += kWorkers * kConsumerWarps) {
+    const int head = i % kKvHeads, position = start + i / kKvHeads, r = position % kBlockPositions;
+    const float* from = monolane_launch.wide_qkv + i / kKvHeads * (kQueries + 2 * kKeys) + kQueries + head * kHeadDim;
+    uint16_t* keys = key_block(layer, head, position / kBlockPositions);
+    uint16_t* values = value_block(layer, head, position / kBlockPositions);
+    float low[kPairs], high[kPairs];
+    load_pairs(from, low, high);
+    rotate(turn_of(position, key_norm(layer)), low, high);
+    store_pairs<kHeadDim>(low, high, [&](int d, uint16_t x) { keys[key_element(r, d)] = x; });
+    load_pairs(from + kKeys, low, high);
+    store_pairs<kHeadDim>(low, high, [&](int d, uint16_t x) { values[value_element(r, d)] = x; });
+  }
+}
+
+MONOLANE_DEVICE uint32_t attend_wide(int layer, int start, int width, uint32_t step, uint32_t barriers) {
+  append_wide(layer, start, width);
+  grid_barrier(barriers);
+  const Span span = span_of(start, window_of(layer));
+  for (int item = worker_index(); item < kHeads * span.splits; item += kWorkers) {
+    const int head = item % kHeads, split = item / kHeads;
+    for (int row = warp_index(); row < width; row += kConsumerWarps) {
+      uint16_t* to = attention::queries() + row * kQueryStride;
+      float low[kPairs], high[kPairs];
+      load_pairs(monolane_launch.wide_qkv + row * (kQueries + 2 * kKeys) + head * kHeadDim, low, high);
+      rotate(turn_of(start + row, query_norm(layer)), low, high);
+      store_pairs<round_up(kHeadDim, kBlock)>(low, high, [&](int d, uint16_t x) { to[d] = x; });
+    }
+    sync_consumers();
+    Split<true, kRowsAtOnce> part(layer, head / kGroup, start, width, span, split);
+    part.ask();
+    part.see(width);
+    part.merge(
+        width, [&](int row, int d, float v) { publish_part<true>(row, split, span.splits, head * kHeadDim + d, v, step); },
+        [&](int row, float mass) {
+          if (span.splits > 1) ptx::store_relaxed(mass_of(row, split) + head, tagged_float(mass, step));
+        });
+    sync_consumers();  // the scratch is free for others
+  }
+  if (span.splits > 1) merge_splits<true>(width, span.splits, step);
+  return barriers;
+}
+
+// --- the stage that follows, where there are a few splits ---
+
+MONOLANE_DEVICE float prepare_parts(int splits, uint32_t step) {
+  static_assert(kFewSplits == 1 || kHeadDim % 4 == 0, "four elements of an input are of one head");
+  return prepare_part<kMergeForm, kConsumers, 1>(0, shared::x(), thread_index(), [&](int k, float (&v)[1][4]) {
+    if (k >= kQueries) return;
+    Word4 words[kFewSplits];
+    uint64_t masses[kFewSplits];
     for (;;) {
       bool ready = true;
 #pragma unroll
-      for (int i = 0; i < kCount; i++) {
-        words[i] = index(i) < 0 ? step : ptx::load_relaxed(monolane_launch.qkv_words + index(i));
-        ready &= static_cast<uint32_t>(words[i]) == step;
+      for (int i = 0; i < kFewSplits; i++) {
+        if (i >= splits) continue;
+        words[i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(part_of(0, i) + k));
+        masses[i] = ptx::load_relaxed(mass_of(0, i) + k / kHeadDim);
       }
-      if (ready || waiting.over()) break;
-    }
 #pragma unroll
-    for (int i = 0; i < kCount; i++) v[i] = ptx::float_of(static_cast<uint32_t>(words[i] >> 32));
-  }
-};
-
-// Eight dimensions from `d` of one head's vector: norm (where the model has one) and rotation. `both` has these eight and
-// the eight they turn with. All lanes of a row take part.
-constexpr int kHalf = kHeadDim / 2;
-MONOLANE_DEVICE int mate(int d) { return d < kHalf ? d + kHalf : d - kHalf; }
-
-MONOLANE_DEVICE void rotate(float* both, int d, int norm, float eps, int64_t position, float (&v)[8]) {
-  if (kQkNorm) {
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) squares += both[i] * both[i];
-    for (int mask = kRowLanes / 2; mask; mask >>= 1) squares += ptx::shuffle_xor(squares, mask);
-    const float scale = ptx::reciprocal_root(squares / kHeadDim + eps);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      if (d + i >= kHeadDim) continue;
-      both[i] *= scale * monolane_launch.constants[norm + d + i];
-      both[i + 8] *= scale * monolane_launch.constants[norm + mate(d + i)];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    v[i] = 0.0f;
-    if (d + i >= kHeadDim) continue;
-    const float* turn = monolane_launch.rotations + position * kHeadDim + 2 * (d + i < kHalf ? d + i : d + i - kHalf);
-    v[i] = both[i] * turn[0] + both[i + 8] * (d + i < kHalf ? -turn[1] : turn[1]);
-  }
-}
-
-// Where element i of eight dimensions from `d` and of their mates lies; `base` is where the vector begins.
-MONOLANE_DEVICE int index_of(int base, int d, int i) {
-  return d + i % 8 >= kHeadDim ? -1 : i < 8 ? base + d + i : base + mate(d + i - 8);
-}
-
-// Key and value of one position, as the cache keeps them; all lanes of a row take part.
-struct Fresh {
-  Word4 key, value;
-};
-template <bool kWide>
-MONOLANE_DEVICE Fresh fresh(const Stage& stage, const Qkv<kWide>& qkv, int head, int64_t position) {
-  const int d = lane_index() % kRowLanes * 8;
-  float raw[24], key[8], value[8];  // the key's sixteen and the value's eight, asked for together
-  qkv.load([&](int i) { return i < 16 ? index_of(kQueries + head * kHeadDim, d, i) : index_of(kQueries + kKeys + head * kHeadDim, d, i - 16); }, raw);
-  rotate(raw, d, stage.k_norm, stage.eps, position, key);
-#pragma unroll
-  for (int i = 0; i < 8; i++) value[i] = raw[16 + i];
-  return {pack(key), pack(value)};
-}
-
-MONOLANE_DEVICE void append(int layer, int head, int64_t position, const Fresh& made) {
-  const int d = lane_index() % kRowLanes * 8;
-  if (d >= kHeadStride) return;
-  const int64_t row = cache_row(layer, head, position) + d;
-  *reinterpret_cast<Word4*>(monolane_launch.keys + row) = made.key;
-  *reinterpret_cast<Word4*>(monolane_launch.values + row) = made.value;
-}
-
-// One query head over positions begin, … of one split, every kHeadWarps-th step of them, by one warp; the partial result
-// goes to `out`. In a narrow pass the position itself is not in the cache yet: it is made here, and kept by the first head.
-template <bool kWide>
-MONOLANE_DEVICE void attend_positions(int s, const Qkv<kWide>& qkv, int kv_head, int head, int64_t position, int64_t begin, int64_t end, float* out) {
-  const Stage& stage = kStages[s];
-  const int d = lane_index() % kRowLanes * 8;
-  const bool active = d < kHeadStride;
-  const int64_t mine = begin + warp_index() % kHeadWarps * kStepPositions + lane_index() / kRowLanes;
-  constexpr int kStride = kHeadWarps * kStepPositions;
-  Word4 keys[kAhead], values[kAhead];
-  const auto ask = [&](int64_t first) {
-#pragma unroll
-    for (int j = 0; j < kAhead; j++) {
-      const int64_t p = first + j * kStride;
-      keys[j] = values[j] = {0, 0, 0, 0};
-      if (p < end && active && (kWide || p != position)) {
-        const int64_t row = cache_row(stage.layer, kv_head, p) + d;
-        keys[j] = ptx::load_l2(reinterpret_cast<const Word4*>(monolane_launch.keys + row));
-        values[j] = ptx::load_l2(reinterpret_cast<const Word4*>(monolane_launch.values + row));
+      for (int i = 0; i < kFewSplits; i++) {
+        if (i >= splits) continue;
+        const uint32_t wrong = (words[i].x ^ step) | (words[i].y ^ step) | (words[i].z ^ step) | (words[i].w ^ step);
+        ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(masses[i]) == step;
       }
+      if (ready || shared::over()) break;
     }
-  };
-  ask(mine);
-  float raw[16], q[8];
-  qkv.load([&](int i) { return index_of((kv_head * kGroup + head) * kHeadDim, d, i); }, raw);
-  rotate(raw, d, stage.q_norm, stage.eps, position, q);
+    Merged merged;
+    float mass[kFewSplits], factor[kFewSplits];
 #pragma unroll
-  for (int i = 0; i < 8; i++) q[i] *= kScale;
-  Fresh made{};
-  const bool ours = (position - begin) / kStepPositions % kHeadWarps == warp_index() % kHeadWarps;  // this warp's step
-  if (!kWide && position < end && ours) {
-    made = fresh(stage, qkv, kv_head, position);
-    const bool here = (position - mine) % kStride == 0 && position >= mine;
-    if (head == 0 && here) append(stage.layer, kv_head, position, made);
-  }
-  float top = -kInfinity, sum = 0.0f, total[8] = {};
-  const int64_t steps = (end - begin + kStride - 1) / kStride;  // the same for all lanes: they shuffle together
-  for (int64_t step = 0; step < steps; step += kAhead) {
-    const int64_t first = mine + step * kStride;
-    if (step) ask(first);
-    float score[kAhead], highest = -kInfinity;
+    for (int i = 0; i < kFewSplits; i++) mass[i] = i < splits ? ptx::float_of(static_cast<uint32_t>(masses[i] >> 32)) : -kInfinity;
+    merged.add(mass, factor);
 #pragma unroll
-    for (int j = 0; j < kAhead; j++) {
-      const int64_t p = first + j * kStride;
-      if (!kWide && p == position) keys[j] = made.key, values[j] = made.value;
-      float key[8], dot = 0.0f;
-      unpack(keys[j], key);
-#pragma unroll
-      for (int i = 0; i < 8; i++) dot += q[i] * key[i];
-      for (int mask = kRowLanes / 2; mask; mask >>= 1) dot += ptx::shuffle_xor(dot, mask);
-      score[j] = p < end ? dot : -kInfinity;
-      highest = fmaxf(highest, score[j]);
+    for (int i = 0; i < kFewSplits; i++) {
+      if (i >= splits) continue;
+      v[0][0] += factor[i] * value_of(words[i].x), v[0][1] += factor[i] * value_of(words[i].y);
+      v[0][2] += factor[i] * value_of(words[i].z), v[0][3] += factor[i] * value_of(words[i].w);
     }
-    if (highest == -kInfinity) continue;  // none of this lane's positions is in the split
-    const float above = fmaxf(top, highest), shrink = ptx::exponential(top - above);
-    sum *= shrink;
 #pragma unroll
-    for (int i = 0; i < 8; i++) total[i] *= shrink;
-#pragma unroll
-    for (int j = 0; j < kAhead; j++) {
-      const float weight = ptx::exponential(score[j] - above);
-      float value[8];
-      unpack(values[j], value);
-      sum += weight;
-#pragma unroll
-      for (int i = 0; i < 8; i++) total[i] += weight * value[i];
-    }
-    top = above;
-  }
-  // Rows of lanes have looked at different positions: bring them to one maximum and add them up.
-  float highest = top;
-  for (int mask = kRowLanes; mask < 32; mask <<= 1) highest = fmaxf(highest, ptx::shuffle_xor(highest, mask));
-  const float shrink = top == -kInfinity ? 0.0f : ptx::exponential(top - highest);
-  sum *= shrink;
-#pragma unroll
-  for (int i = 0; i < 8; i++) total[i] *= shrink;
-  for (int mask = kRowLanes; mask < 32; mask <<= 1) {
-    sum += ptx::shuffle_xor(sum, mask);
-#pragma unroll
-    for (int i = 0; i < 8; i++) total[i] += ptx::shuffle_xor(total[i], mask);
-  }
-  if (lane_index() < kRowLanes && active)
-    for (int i = 0; i < 8; i++) out[d + i] = total[i];
-  if (lane_index() == 0) out[kHeadStride] = highest, out[kHeadStride + 1] = sum;
-}
-
-// Several partial results of one head as one, in order: dimension d of it, its maximum and its sum. `at(i, d)` is
-// dimension d of the i-th; behind the dimensions are its maximum and its sum.
-template <class At>
-MONOLANE_DEVICE float merge(int count, int d, At at, float& top, float& sum) {
-  top = -kInfinity;
-  for (int i = 0; i < count; i++) top = fmaxf(top, at(i, kHeadStride));
-  sum = 0.0f;
-  float value = 0.0f;
-  for (int i = 0; i < count; i++) {
-    const float highest = at(i, kHeadStride);
-    const float weight = highest == -kInfinity ? 0.0f : ptx::exponential(highest - top);
-    sum += weight * at(i, kHeadStride + 1);
-    value += weight * at(i, d);
-  }
-  return value;
-}
-
-// Partials of all splits are in global memory: the last block to say so merges them.
-template <class Publish>
-MONOLANE_DEVICE void merge_splits(int row, int kv_head, int count, Publish publish) {
-  uint32_t* counter = monolane_launch.counters + row * kKvHeads + kv_head;
-  uint32_t* last = reinterpret_cast<uint32_t*>(shared::reduce());
-  sync_consumers();
-  if (thread_index() == 0) *last = ptx::add_acquire_release(counter, 1) == static_cast<uint32_t>(count) - 1;
-  sync_consumers();
-  if (!*last) return;
-  if (thread_index() == 0) *counter = 0;
-  for (int i = thread_index(); i < kGroup * kHeadDim; i += kConsumers) {
-    const int head = kv_head * kGroup + i / kHeadDim, d = i % kHeadDim;
-    const auto at = [&](int j, int k) { return load_float(monolane_launch.partials + ((static_cast<int64_t>(row) * kMostSplits + j) * kHeads + head) * kPartial + k); };
-    float top, sum;
-    const float value = merge(count, d, at, top, sum);
-    publish(head, d, value / sum);
-  }
-}
-
-// One item. `publish(head, d, value)` hands the finished result over.
-template <bool kWide, class Publish>
-MONOLANE_DEVICE void attend_item(int s, const Qkv<kWide>& qkv, int64_t position, int64_t length, int64_t split, int kv_head, Publish publish) {
-  const Stage& stage = kStages[s];
-  const int64_t from = first_seen(position, stage.window), until = (split + 1) * length;
-  const int64_t begin = from > split * length ? from : split * length, end = position + 1 < until ? position + 1 : until;
-  const int64_t first_split = from / length;
-  const int count = static_cast<int>(position / length - first_split) + 1;
-  float* parts = shared::sums();
-  for (int first = 0; first < kGroup; first += kRoundHeads) {
-    const int head = first + warp_index() / kHeadWarps;
-    if (warp_index() < kRoundHeads * kHeadWarps && head < kGroup)
-      attend_positions<kWide>(s, qkv, kv_head, head, position, begin, end, parts + warp_index() * kPartial);
-    sync_consumers();
-    const int heads = min(kRoundHeads, kGroup - first);
-    for (int i = thread_index(); i < heads * kHeadDim; i += kConsumers) {
-      const int h = i / kHeadDim, d = i % kHeadDim, q = kv_head * kGroup + first + h;
-      float top, sum;
-      const float value = merge(kHeadWarps, d, [&](int w, int k) { return parts[(h * kHeadWarps + w) * kPartial + k]; }, top, sum);
-      if (count == 1) {
-        publish(q, d, value / sum);
-        continue;
-      }
-      float* partial = monolane_launch.partials + ((static_cast<int64_t>(qkv.row) * kMostSplits + split - first_split) * kHeads + q) * kPartial;
-      partial[d] = value;
-      if (d == 0) partial[kHeadStride] = top, partial[kHeadStride + 1] = sum;
-    }
-    sync_consumers();
-  }
-  if (count > 1) merge_splits(qkv.row, kv_head, count, publish);
+    for (int i = 0; i < 4; i++) v[0][i] = ptx::divide(v[0][i], merged.weight);
+  });
 }
 
 }  // namespace monolane

@@ -3,6 +3,7 @@
 //
 // Under ThreadSanitizer, CUDA threads race unless the kernel orders them: by sync, sync_warp, a copy barrier, a release read
 // by an acquire, or a fence on both sides. Shuffles, `any` and `mma` order no memory, as on the GPU.
+// A word read relaxed says nothing of other memory: what is reused on its word alone must be read and written relaxed too.
 #pragma once
 
 #include <algorithm>
@@ -157,13 +158,17 @@ MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint6
 
 // --- threads of a block ---
 
-MONOLANE_DEVICE void sync(int id, int threads) {
+template <int kId, int kCount>
+MONOLANE_DEVICE void sync() {
   emulate::act();
-  if (id < 0 || id >= emulate::kNamedBarriers) emulate::fail("sync: there is no barrier %d", id);
-  if (threads < emulate::kLanes || threads % emulate::kLanes != 0 || threads > emulate::block().threads)
-    emulate::fail("sync: %d threads are not whole warps of this block", threads);
-  emulate::synchronise(emulate::block().named[id], threads);
+  static_assert(kId >= 0 && kId < emulate::kNamedBarriers && kCount % emulate::kLanes == 0, "a named barrier of whole warps");
+  if (kCount > emulate::block().threads) emulate::fail("sync: %d threads are not whole warps of this block", kCount);
+  emulate::synchronise(emulate::block().named[kId], kCount);
 }
+template <int kCount>
+MONOLANE_DEVICE void give_registers() {}
+template <int kCount>
+MONOLANE_DEVICE void take_registers() {}
 MONOLANE_DEVICE void sync_warp() { emulate::synchronise_warp(emulate::warp()); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
   const auto bits = emulate::shuffle("shuffle_xor(float)", std::bit_cast<uint32_t>(value), emulate::lane_across(mask));
@@ -179,6 +184,24 @@ MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
 }
 MONOLANE_DEVICE bool any(bool value) { return emulate::any_lane(value); }
 
+MONOLANE_DEVICE uint32_t load_shared(const uint32_t* p) {
+  emulate::check_shared(p, sizeof *p, 4, "load_shared");
+  emulate::poll("load_shared");
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE void store_shared(uint32_t* p, uint32_t v) {
+  emulate::check_shared(p, sizeof *p, 4, "store_shared");
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE uint32_t load_shared_acquire(const uint32_t* p) {
+  emulate::check_shared(p, sizeof *p, 4, "load_shared_acquire");
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+MONOLANE_DEVICE void store_shared_release(uint32_t* p, uint32_t v) {
+  emulate::check_shared(p, sizeof *p, 4, "store_shared_release");
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
   emulate::mma(c, a, b);
@@ -226,6 +249,7 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
 }
 MONOLANE_DEVICE void fence_async() {}  // copies see what threads have written as they are
 MONOLANE_DEVICE void fence() { __atomic_fetch_add(&emulate::fences, 1, __ATOMIC_ACQ_REL); }
+MONOLANE_DEVICE void fence_host() { fence(); }
 
 // --- the host's memory ---
 
@@ -241,6 +265,7 @@ MONOLANE_DEVICE void store_host_release(uint32_t* p, uint32_t v) {
 // --- the rest ---
 
 MONOLANE_DEVICE Word4 load_l2(const Word4* p) { return *p; }
+MONOLANE_DEVICE void prefetch(const void* p) { (void)p; }
 MONOLANE_DEVICE int64_t now_ns() {
   emulate::poll("now_ns");
   return emulate::steady_ns();
@@ -251,6 +276,22 @@ MONOLANE_DEVICE void pause(int ns) {
 }
 MONOLANE_DEVICE float reciprocal_root(float x) { return 1.0f / std::sqrt(x); }
 MONOLANE_DEVICE float exponential(float x) { return std::exp(x); }
+MONOLANE_DEVICE float power_of_two(float x) { return std::exp2(x); }
+MONOLANE_DEVICE float logarithm_of_two(float x) { return std::log2(x); }
+MONOLANE_DEVICE float divide(float a, float b) { return a / b; }
+MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
+  const auto rounded = [](float v) -> uint32_t {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, v);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  };
+  return rounded(low) | rounded(high) << 16;
+}
+MONOLANE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
+  const uint64_t all = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t picked = 0;
+  for (int i = 0; i < 4; ++i) picked |= static_cast<uint32_t>(all >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
+  return picked;
+}
 MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }

@@ -12,33 +12,27 @@ MONOLANE_DEVICE float value_of(uint32_t word) { return ptx::float_of(word & 0xff
 
 MONOLANE_DEVICE uint64_t tagged_float(float v, uint32_t step) { return static_cast<uint64_t>(ptx::bits_of(v)) << 32 | step; }
 
-MONOLANE_DEVICE uint32_t await_word(int stage, const uint32_t* p, uint32_t step) {
-  Wait waiting(stage, kForWords);
-  for (;;) {
-    const uint32_t v = ptx::load_relaxed(p);
-    if (is_tagged(v, step) || waiting.over()) return v;
-  }
-}
-
 // The upper 32 bits of a word whose lower 32 are the step.
-MONOLANE_DEVICE uint32_t await_wide_word(int stage, const uint64_t* p, uint32_t step, int waited_for) {
-  Wait waiting(stage, waited_for);
+MONOLANE_DEVICE uint32_t await_wide_word(const uint64_t* p, uint32_t step) {
   for (;;) {
     const uint64_t v = ptx::load_relaxed(p);
-    if (static_cast<uint32_t>(v) == step || waiting.over()) return static_cast<uint32_t>(v >> 32);
+    if (static_cast<uint32_t>(v) == step || shared::over()) return static_cast<uint32_t>(v >> 32);
   }
 }
 
+// A number that another block has written before a barrier: past L1.
+MONOLANE_DEVICE float load_float(const float* p) { return ptx::float_of(ptx::load_relaxed(reinterpret_cast<const uint32_t*>(p))); }
+
 // All blocks have written what they had to write. Called by all consumers.
-MONOLANE_DEVICE void grid_barrier(int stage, uint32_t& barriers) {
+MONOLANE_DEVICE void grid_barrier(uint32_t& barriers) {
+  about_to_wait(kForBarrier);
   sync_consumers();
   barriers++;
   if (thread_index() == 0) {
-    uint32_t* counter = monolane_launch.counters + kWidth * kKvHeads;
+    uint32_t* counter = monolane_launch.arrived;
     ptx::add_release(counter, 1);
-    Wait waiting(stage, kForBarrier);
     while (ptx::load_acquire(counter) < barriers * kWorkers)
-      if (waiting.over()) break;
+      if (shared::over()) break;
   }
   sync_consumers();
 }

@@ -217,9 +217,9 @@ MONOLANE_UNTRACKED CopyBarrier unpack(uint64_t word) {
   return state;
 }
 
-inline void check_shared(void* p, size_t bytes, size_t alignment, const char* what) {
+inline void check_shared(const void* p, size_t bytes, size_t alignment, const char* what) {
   const Block& self = block();
-  const char* begin = static_cast<char*>(p);
+  const char* begin = static_cast<const char*>(p);
   if (begin < self.shared || begin + bytes > self.shared + self.shared_bytes)
     fail("%s: %zu bytes at %p are not within the %zu bytes of shared memory at %p", what, bytes, p, self.shared_bytes,
          static_cast<void*>(self.shared));

@@ -5,9 +5,13 @@
 
 namespace monolane {
 
-// Loads of a thread that are under way together: as many as most inputs need.
-constexpr int kNormBurst = 2, kPlainBurst = 6;
 constexpr uint32_t kOne = 0x3f800000u;  // the bits of 1.0f
+
+// Four words of the input, from shared memory, or from global where it did not fit: past L1, which others do not write to.
+template <bool kStaged>
+MONOLANE_DEVICE Word4 input_words(const uint16_t* p) {
+  return kStaged ? *reinterpret_cast<const Word4*>(p) : ptx::load_l2(reinterpret_cast<const Word4*>(p));
+}
 
 // Four consecutive elements of a token's embedding; `k` is a multiple of 4.
 MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
@@ -15,127 +19,142 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
       monolane_launch.table ? monolane_launch.table + static_cast<int64_t>(token) * kHidden + k
                    : reinterpret_cast<const uint16_t*>(monolane_launch.head_tiles[token / kTileRows]) + k / kBlock * (kTileRows * kBlock) +
                          token % kTileRows * kBlock + k % kBlock;
+#pragma unroll
   for (int i = 0; i < 4; i++) v[i] = k + i < kHidden ? widen(from[i]) : 0.0f;
 }
 
-// Where a projection's input comes from: the embedding, words with tags, or plain bf16.
-struct Source {
-  int32_t token;          // the embedding of this token, if not kNone
-  const uint32_t* words;  // else these words, if not null
-  const uint16_t* plain;  // else these
-  uint32_t step;          // the tag of the words
-
-  MONOLANE_DEVICE void load(int stage, int k, int cols, float (&v)[4]) const {
-    if (token != kNone) return embedding(token, k, v);
-    if (!words && k + 4 <= cols) {  // rows of plain elements are 64-byte aligned
-      const uint64_t four = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));  // past L1, as all that others write
-      for (int i = 0; i < 4; i++) v[i] = widen(static_cast<uint16_t>(four >> 16 * i));
-      return;
-    }
-    for (int i = 0; i < 4; i++)
-      v[i] = k + i >= cols ? 0.0f : words ? value_of(await_word(stage, words + k + i, step)) : widen(plain[k + i]);
-  }
-};
-
 // Four elements, with a norm's weights, into `x`; returns their sum of squares.
 MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint16_t* x) {
-  const float weights[4] = {ptx::float_of(weight.x), ptx::float_of(weight.y), ptx::float_of(weight.z), ptx::float_of(weight.w)};
-  uint32_t bits[4];
+  const uint32_t low = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
+  const uint32_t high = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
+  *reinterpret_cast<uint64_t*>(x) = static_cast<uint64_t>(high) << 32 | low;
+  return (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
+}
+
+template <int kForm>
+MONOLANE_DEVICE const float* norm_weights(int layer) {
+  return monolane_launch.constants + kForms[kForm].norm + layer * kConstantsPerLayer;
+}
+
+// Elements [0, cols), and zeros behind them up to whole blocks of k, four at a time, this thread's share of kThreadCount.
+// `fetch(base, v)` gives the four at base, base + 4 * kThreadCount, … of a burst; a norm's weights are asked for before.
+// Returns the sum of squares.
+template <int kForm, int kThreadCount, int kBurst, class Fetch>
+MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fetch) {
+  constexpr int kCols = kForms[kForm].cols, kPadded = round_up(kCols, kBlock), kStride = kThreadCount * 4;
+  constexpr bool kNorm = kForms[kForm].norm != kNone;
+  constexpr int kRounds = divide_up(kPadded, kBurst * kStride);
+  const float* weights = kNorm ? norm_weights<kForm>(layer) + thread * 4 : nullptr;
   float squares = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    squares += v[i] * v[i];
-    bits[i] = narrow_bits(v[i] * weights[i]);
+  for (int round = 0; round < kRounds; round++) {
+    const int first = round * kBurst * kStride, base = first + thread * 4;
+    Word4 weight[kBurst];
+    float v[kBurst][4] = {};
+#pragma unroll
+    for (int j = 0; j < kBurst; j++) {
+      const int from = first + j * kStride;  // of the first thread: known to the compiler
+      weight[j] = {kOne, kOne, kOne, kOne};
+      if (kNorm && (from + kStride <= kCols || from + thread * 4 < kCols)) weight[j] = *reinterpret_cast<const Word4*>(weights + from);
+    }
+    fetch(base, v);
+#pragma unroll
+    for (int j = 0; j < kBurst; j++) {
+      const int from = first + j * kStride;
+      if (from + kStride <= kPadded || from + thread * 4 < kPadded) squares += store_four(v[j], weight[j], x + from + thread * 4);
+    }
   }
-  uint32_t* to = reinterpret_cast<uint32_t*>(x);
-  to[0] = bits[0] | bits[1] << 16;
-  to[1] = bits[2] | bits[3] << 16;
   return squares;
 }
 
-// Words that carry tags: a burst of loads at a time, a norm's weights before them, looked at until all tags are right.
-template <bool kNorm, int kBurst>
-MONOLANE_DEVICE float prepare_words(int s, const uint32_t* words, uint32_t step, const Word4* weights, uint16_t* x) {
-  const int cols = kStages[s].cols / 4 * 4;
-  float squares = 0.0f;
-  for (int base = thread_index() * 4; base < cols; base += kBurst * kConsumers * 4) {
-    Word4 weight[kBurst], v[kBurst];
-#pragma unroll
-    for (int j = 0; j < kBurst; j++) {
-      const int k = base + j * kConsumers * 4;
-      weight[j] = {kOne, kOne, kOne, kOne};
-      if (kNorm && k < cols) weight[j] = weights[k / 4];
-      v[j] = {0, 0, 0, 0};
-    }
-    Wait waiting(s, kForWords);
+template <int kForm, int kThreadCount, int kMost>
+constexpr int kBurstOf = lesser(kMost, divide_up(round_up(kForms[kForm].cols, kBlock), kThreadCount * 4));
+
+// Words that carry tags, looked at until all tags are right.
+template <int kForm>
+MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
+  constexpr int kBurst = kBurstOf<kForm, kConsumers, 6>, kStride = kConsumers * 4, kCols = kForms[kForm].cols;
+  const uint32_t* words = monolane_launch.words + kWordOffsets[kForms[kForm].reads];
+  const uint32_t blank = step & 0xffffu;  // zero, with the right tag
+  return prepare_part<kForm, kConsumers, kBurst>(layer, shared::x(), thread_index(), [&](int base, float (&v)[kBurst][4]) {
+    Word4 four[kBurst];
     for (;;) {
       uint32_t wrong = 0;
 #pragma unroll
       for (int j = 0; j < kBurst; j++) {
-        const int k = base + j * kConsumers * 4;
-        if (k < cols) {
-          v[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));
-          wrong |= (v[j].x ^ step) | (v[j].y ^ step) | (v[j].z ^ step) | (v[j].w ^ step);
+        const int k = base + j * kStride;
+        four[j] = {blank, blank, blank, blank};
+        if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));  // buffers end with whole blocks
+        if (kCols % 4 && k + 4 > kCols) {
+          if (k + 1 >= kCols) four[j].y = blank;
+          if (k + 2 >= kCols) four[j].z = blank;
+          if (k + 3 >= kCols) four[j].w = blank;
         }
       }
-      if ((wrong & 0xffffu) == 0 || waiting.over()) break;
+#pragma unroll
+      for (int j = 0; j < kBurst; j++) wrong |= (four[j].x ^ step) | (four[j].y ^ step) | (four[j].z ^ step) | (four[j].w ^ step);
+      if ((wrong & 0xffffu) == 0 || shared::over()) break;
     }
 #pragma unroll
-    for (int j = 0; j < kBurst; j++) {
-      const int k = base + j * kConsumers * 4;
-      const float values[4] = {value_of(v[j].x), value_of(v[j].y), value_of(v[j].z), value_of(v[j].w)};
-      if (k < cols) squares += store_four(values, weight[j], x + k);
-    }
-  }
-  return squares;
+    for (int j = 0; j < kBurst; j++) v[j][0] = value_of(four[j].x), v[j][1] = value_of(four[j].y), v[j][2] = value_of(four[j].z), v[j][3] = value_of(four[j].w);
+  });
 }
 
-// Elements of one position into `x`, thread by thread; returns this thread's part of the sum of squares.
-MONOLANE_DEVICE float prepare_part(int s, const Source& source, uint16_t* x, int thread, int threads) {
-  const Stage& stage = kStages[s];
-  const Word4* weights = stage.input == Input::kNorm ? reinterpret_cast<const Word4*>(monolane_launch.constants + stage.norm) : nullptr;
-  float squares = 0.0f;
-  int first = 0;
-  if (source.token == kNone && source.words) {
-    squares = weights ? prepare_words<true, kNormBurst>(s, source.words, source.step, weights, x)
-                      : prepare_words<false, kPlainBurst>(s, source.words, source.step, weights, x);
-    first = stage.cols / 4 * 4;  // a tail of fewer than four, and the padding, are left
-  }
-  for (int k = first + thread * 4; k < round_up(stage.cols, kBlock); k += threads * 4) {
-    float v[4] = {};
-    if (k < stage.cols) source.load(s, k, stage.cols, v);
-    squares += store_four(v, weights && k < stage.cols ? weights[k / 4] : Word4{kOne, kOne, kOne, kOne}, x + k);
-  }
-  return squares;
+template <int kForm>
+MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token) {
+  return prepare_part<kForm, kConsumers, 1>(layer, shared::x(), thread_index(), [&](int k, float (&v)[1][4]) {
+    if (k < kHidden) embedding(token, k, v[0]);
+  });
 }
 
 MONOLANE_DEVICE float sum_of_warp(float v) {
+#pragma unroll
   for (int mask = 16; mask; mask >>= 1) v += ptx::shuffle_xor(v, mask);
   return v;
 }
 
-MONOLANE_DEVICE float norm_scale(const Stage& stage, float squares) {
-  return stage.input == Input::kNorm ? ptx::reciprocal_root(squares / static_cast<float>(stage.cols) + stage.eps) : 1.0f;
+template <int kForm>
+MONOLANE_DEVICE float norm_scale(float squares) {
+  constexpr float kShare = 1.0f / static_cast<float>(kForms[kForm].cols);
+  return ptx::reciprocal_root(squares * kShare + kForms[kForm].eps);
 }
 
-// One position, by all consumers; returns its scale.
-MONOLANE_DEVICE float prepare_one(int s, const Source& source) {
-  const float squares = sum_of_warp(prepare_part(s, source, shared::x(), thread_index(), kConsumers));
-  if (lane_index() == 0) shared::reduce()[warp_index()] = squares;
-  sync_consumers();
-  float total = 0.0f;
-  for (int w = 0; w < kConsumerWarps; w++) total += shared::reduce()[w];
-  return norm_scale(kStages[s], total);
-}
-
-// All positions of a wide pass, a warp each; the scales go to `reduce`.
-template <class SourceOf>
-MONOLANE_DEVICE void prepare_wide(int s, int width, SourceOf source_of) {
-  for (int p = warp_index(); p < width; p += kConsumerWarps) {
-    const float squares = sum_of_warp(prepare_part(s, source_of(p), shared::wide_x() + p * kWideStride, lane_index(), 32));
-    if (lane_index() == 0) shared::reduce()[p] = norm_scale(kStages[s], squares);
+// All consumers have stored their parts of `x`; the scale of its norm from the sums of squares.
+template <int kForm>
+MONOLANE_DEVICE float finish_prepare(float squares) {
+  if constexpr (kForms[kForm].norm == kNone) {
+    sync_consumers();
+    return 1.0f;
+  } else {
+    squares = sum_of_warp(squares);
+    if (lane_index() == 0) shared::reduce()[warp_index()] = squares;
+    sync_consumers();
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kConsumerWarps; w++) total += shared::reduce()[w];
+    return norm_scale<kForm>(total);
   }
-  sync_consumers();
+}
+
+// One position of a wide pass, plain elements; `token` where the input is an embedding. Rows of plain elements are whole
+// blocks.
+template <int kForm, int kThreadCount>
+MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, int32_t token, uint16_t* x, int thread) {
+  constexpr int kBurst = kBurstOf<kForm, kThreadCount, 4>, kCols = kForms[kForm].cols;
+  return prepare_part<kForm, kThreadCount, kBurst>(layer, x, thread, [&](int base, float (&v)[kBurst][4]) {
+#pragma unroll
+    for (int j = 0; j < kBurst; j++) {
+      const int k = base + j * kThreadCount * 4;
+      if (k >= kCols) continue;
+      if (token != kNone) {
+        embedding(token, k, v[j]);
+        continue;
+      }
+      const uint64_t four = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));  // past L1, as all that others write
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[j][i] = k + i < kCols ? widen(static_cast<uint16_t>(four >> 16 * i)) : 0.0f;
+    }
+  });
 }
 
 }  // namespace monolane

@@ -28,7 +28,11 @@ struct alignas(16) Word4 {
 
 namespace ptx {
 
-MONOLANE_DEVICE int thread_index() { return threadIdx.x; }
+MONOLANE_DEVICE int thread_index() {
+  int t = threadIdx.x;
+  asm volatile("" : "+r"(t));
+  return t;
+}
 MONOLANE_DEVICE int block_index() { return blockIdx.x; }
 
 MONOLANE_DEVICE char* shared_memory() {  // all of the block's dynamic shared memory, 128-byte aligned
@@ -70,13 +74,41 @@ MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint6
 
 // --- threads of a block ---
 
-// Not the .aligned form: lanes of a warp may come one by one.
-MONOLANE_DEVICE void sync(int id, int threads) { asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// A barrier of whole warps. Lanes of a warp may come one by one: they meet first.
+template <int kId, int kCount>
+MONOLANE_DEVICE void sync() {
+  __syncwarp();
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kCount) : "memory");
+}
+// Registers move from warps that need few to others; called by all threads of four warps (a warpgroup).
+template <int kCount>
+MONOLANE_DEVICE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+MONOLANE_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
 MONOLANE_DEVICE void sync_warp() { __syncwarp(); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) { return __shfl_up_sync(~0u, value, delta); }
 MONOLANE_DEVICE bool any(bool value) { return __any_sync(~0u, value); }
+
+// Flags that threads of a block set and look at without a barrier between.
+MONOLANE_DEVICE uint32_t load_shared(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.cta.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
+  return v;
+}
+MONOLANE_DEVICE void store_shared(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory"); }
+
+MONOLANE_DEVICE uint32_t load_shared_acquire(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
+  return v;
+}
+MONOLANE_DEVICE void store_shared_release(uint32_t* p, uint32_t v) { asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory"); }
 
 // c[16x8] += a[16x16] * b[16x8], bf16 in, fp32 sums. Thread 4g+t of the warp holds rows g, g+8 and columns 2t, 2t+1 of c.
 MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -123,6 +155,7 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
 }
 // Shared memory that was read and written by threads may be written by copies from now on.
 MONOLANE_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+MONOLANE_DEVICE void fence_host() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }  // what was written is seen by the host, too
 MONOLANE_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // --- the host's memory ---
@@ -141,6 +174,7 @@ MONOLANE_DEVICE Word4 load_l2(const Word4* p) {  // not kept in L1
   asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
   return v;
 }
+MONOLANE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }  // 128 bytes, into L2
 MONOLANE_DEVICE int64_t now_ns() {
   int64_t t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -149,6 +183,20 @@ MONOLANE_DEVICE int64_t now_ns() {
 MONOLANE_DEVICE void pause(int ns) { __nanosleep(ns); }
 MONOLANE_DEVICE float reciprocal_root(float x) { return rsqrtf(x); }
 MONOLANE_DEVICE float exponential(float x) { return __expf(x); }
+MONOLANE_DEVICE float power_of_two(float x) {
+  float v;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
+}
+MONOLANE_DEVICE float logarithm_of_two(float x) { return __log2f(x); }
+MONOLANE_DEVICE float divide(float a, float b) { return __fdividef(a, b); }
+MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {  // rounded to nearest even
+  uint32_t v;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
+// Four bytes of eight: `a` has bytes 0 to 3, `b` 4 to 7; each digit of `which`, the lowest first, names one.
+MONOLANE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
 MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 MONOLANE_DEVICE int64_t round_to_integer(float x) { return __float2ll_rn(x); }  // to nearest even
 MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }

@@ -20,7 +20,10 @@ MONOLANE_DEVICE uint64_t rank_of(float logit, uint32_t token) {
   if (logit != logit) return ~uint64_t(0);
   return static_cast<uint64_t>(to_score(logit) + (int64_t(1) << 31)) << 32 | (kAbortToken - token);
 }
-MONOLANE_DEVICE uint32_t token_of(uint64_t rank) { return rank == ~uint64_t(0) ? kNoToken : kAbortToken - static_cast<uint32_t>(rank); }
+constexpr uint64_t kAbortRank = ~uint64_t(0) - 1;
+MONOLANE_DEVICE uint32_t token_of(uint64_t rank) {
+  return rank == ~uint64_t(0) ? kNoToken : rank == kAbortRank ? kAbortToken : kAbortToken - static_cast<uint32_t>(rank);
+}
 
 MONOLANE_DEVICE uint64_t highest_of_warp(uint64_t v) {
   for (int mask = 16; mask; mask >>= 1) {
@@ -62,11 +65,11 @@ MONOLANE_DEVICE void publish_best(uint64_t rank, uint32_t step) {
   ptx::store_relaxed(to + 1, rank << 32 | step);
 }
 
-MONOLANE_DEVICE uint32_t best_of_all(int stage, uint32_t step) {
+MONOLANE_DEVICE uint32_t best_of_all(uint32_t step) {
   uint64_t rank = 0;
   for (int w = thread_index(); w < kWorkers; w += kConsumers) {
     const uint64_t* from = monolane_launch.choices + 2 * w;
-    const uint64_t high = await_wide_word(stage, from, step, kForChoice), low = await_wide_word(stage, from + 1, step, kForChoice);
+    const uint64_t high = await_wide_word(from, step), low = await_wide_word(from + 1, step);
     const uint64_t theirs = high << 32 | low;
     rank = theirs > rank ? theirs : rank;
   }
@@ -79,7 +82,7 @@ class Draw {
  public:
   MONOLANE_DEVICE Draw() : how_(monolane_launch.request.sampling) {}
 
-  MONOLANE_APART uint32_t token(int64_t position) {
+  MONOLANE_DEVICE uint32_t token(int64_t position) {
     if (!take_scores()) return kNoToken;
     const uint64_t best = highest_of_block(best_of_thread());
     const uint32_t likeliest = kTokenMask - (static_cast<uint32_t>(best) & kTokenMask);
@@ -98,7 +101,7 @@ class Draw {
   }
 
   // Logprobs of the model's own logits, into the host's entry.
-  MONOLANE_APART void report(uint32_t token, Entry* entry) {
+  MONOLANE_DEVICE void report(uint32_t token, Entry* entry) {
     uint64_t rank = 0;
     for (int i = thread_index(); i < kVocab; i += kConsumers) rank = max(rank, rank_of(monolane_launch.logits[i], i));
     const uint64_t best = highest_of_block(rank);
@@ -233,5 +236,9 @@ class Draw {
   const Sampling& how_;
   int64_t top_ = 0;
 };
+
+// Apart: they are long, and seldom needed.
+MONOLANE_APART uint32_t draw(int64_t position) { return Draw().token(position); }
+MONOLANE_APART void report_logprobs(uint32_t token, Entry* entry) { Draw().report(token, entry); }
 
 }  // namespace monolane

@@ -1,0 +1,52 @@
+// The cache of keys and values, kept as the tensor core wants them, in blocks of sixteen positions of one key/value head.
+// Keys: units of 8 positions by 32 dimensions, laid out as weights are. Values: units of 16 positions by 16 dimensions;
+// lane 4g+t holds positions 2t, 2t+1, 2t+8, 2t+9 of dimension g, then of dimension g+8: what attention's weights, as they
+// come out of one product, meet in the next. A unit is one 16-byte load per lane.
+#pragma once
+#include "launch.cuh"
+
+namespace monolane {
+
+constexpr int kBlockPositions = 16;
+constexpr int kUnitElements = kUnitBytes / 2;
+constexpr int kDimUnits = divide_up(kHeadDim, kBlock);  // units of the keys of 8 positions
+constexpr int kKeyUnits = 2 * kDimUnits, kValueUnits = divide_up(kHeadDim, 16);
+static_assert(kHeadDim <= 256 && kHeadDim % 2 == 0, "a head has at most 256 dimensions, in pairs");
+
+MONOLANE_DEVICE int64_t cache_block(int layer, int head, int block) {
+  return (static_cast<int64_t>(layer) * kKvHeads + head) * divide_up(monolane_launch.context, kBlockPositions) + block;
+}
+MONOLANE_DEVICE uint16_t* key_block(int layer, int head, int block) {
+  return monolane_launch.keys + cache_block(layer, head, block) * (kKeyUnits * kUnitElements);
+}
+MONOLANE_DEVICE uint16_t* value_block(int layer, int head, int block) {
+  return monolane_launch.values + cache_block(layer, head, block) * (kValueUnits * kUnitElements);
+}
+
+// Where dimension d of position r (0 to 15) lies in a block.
+MONOLANE_DEVICE int key_element(int r, int d) {
+  const int unit = r / 8 * kDimUnits + d / kBlock, lane = r % 8 * 4 + d % kBlock / 8;
+  return unit * kUnitElements + lane * 8 + d % 8;
+}
+MONOLANE_DEVICE int value_element(int r, int d) {
+  const int lane = d % 8 * 4 + r % 8 / 2;
+  return d / 16 * kUnitElements + lane * 8 + d % 16 / 8 * 4 + r / 8 * 2 + r % 2;
+}
+
+MONOLANE_DEVICE int window_of(int layer) { return kAnyWindow ? kWindows[layer] : 0; }
+
+// The blocks that a position sees, and how they are divided among blocks of threads. It depends on the block of the
+// position alone, so that all positions of a pass share it, and a pass of one divides as a pass of sixteen.
+struct Span {
+  int first, blocks;  // of the cache
+  int length, splits; // blocks per split
+};
+MONOLANE_DEVICE Span span_of(int position, int window) {
+  const int last = position / kBlockPositions;
+  const int seen = window ? min(last + 1, divide_up(window, kBlockPositions) + 1) : last + 1;
+  const int length = max(kSplitBlocks, divide_up(seen, kMostSplits));
+  return {last + 1 - seen, seen, length, divide_up(seen, length)};
+}
+MONOLANE_DEVICE int first_seen(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
+
+}  // namespace monolane

@@ -1,0 +1,18 @@
+// A form of projection: what the layers' stages of one kind have in common, all of it known when the kernel is compiled.
+// Every layer has the same stages with the same shapes, and its constants lie equally far from the last layer's.
+#pragma once
+
+namespace monolane {
+
+struct Form {
+  int stage, projection;  // of the first layer
+  int rows, cols;
+  int units, chunks, chunk_units;  // of a tile: what a warp loads at once, and how they are cut into slots of the ring
+  Output output;
+  bool merges;     // its input is what attention has left
+  int norm, bias;  // where the first layer's constants are, or kNone
+  float eps;
+  int reads, writes;  // buffers
+};
+
+}  // namespace monolane

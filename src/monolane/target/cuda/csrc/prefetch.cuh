@@ -1,0 +1,53 @@
+// What a layer needs besides its tape and its inputs (norms, biases, rotations, the cache) comes from far away: a miss of
+// L2 behind a queue of bulk copies takes 2 to 3 µs, longer than a hand-off. A warp that has nothing else to do follows the
+// consumers and asks it into L2 a layer ahead, or, of the cache, a stage ahead.
+#pragma once
+#include "cache.cuh"
+
+namespace monolane {
+
+constexpr int kLineBytes = 128;
+
+class Prefetcher {
+ public:
+  MONOLANE_DEVICE void run() {
+    uint32_t seen = 0;
+    while (!shared::stopped() && !shared::over()) {
+      const uint32_t step = ptx::load_shared(&shared::flags()->step);
+      if (step == seen) {
+        ptx::pause(kLookEveryNs);
+        continue;
+      }
+      seen = step;
+      const int stage = static_cast<int>(ptx::load_shared(&shared::flags()->stage));
+      if (stage < 1 || (stage - 1) % kStagesPerLayer || stage > kLayers * kStagesPerLayer) continue;  // layers begin with qkv
+      const int layer = (stage - 1) / kStagesPerLayer;
+      cache(layer, static_cast<int>(ptx::load_shared(&shared::flags()->position)));
+      if (layer + 1 < kLayers) constants(layer + 1);
+    }
+  }
+
+ private:
+  static constexpr int kLookEveryNs = 200;
+
+  MONOLANE_DEVICE static void lines(const void* from, int bytes, int first, int stride) {
+    for (int line = first; line * kLineBytes < bytes; line += stride) ptx::prefetch(static_cast<const char*>(from) + line * kLineBytes);
+  }
+
+  // All blocks read them: each asks for some lines.
+  MONOLANE_DEVICE static void constants(int layer) {
+    if (lane_index() == 0) lines(monolane_launch.constants + layer * kConstantsPerLayer, kConstantsPerLayer * 4, worker_index(), kWorkers);
+  }
+
+  MONOLANE_DEVICE static void cache(int layer, int position) {
+    const Span span = span_of(position, window_of(layer));
+    for (int item = worker_index(); item < kKvHeads * span.splits; item += kWorkers) {
+      const int head = item % kKvHeads, split = item / kKvHeads, first = span.first + split * span.length;
+      const int blocks = min(span.length, span.blocks - split * span.length);
+      lines(key_block(layer, head, first), blocks * kKeyUnits * kUnitBytes, lane_index(), 32);
+      lines(value_block(layer, head, first), blocks * kValueUnits * kUnitBytes, lane_index(), 32);
+    }
+  }
+};
+
+}  // namespace monolane

@@ -1,0 +1,121 @@
+"""What the layers of a program have in common, as constants of the kernel: the form of projections and of attention.
+
+The kernel is compiled for one layer and runs it for all. So every layer must have the same stages with the same shapes,
+and its constants must lie equally far from the last layer's; a program that is not like that is refused.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from monolane.program.plan import Plan
+from monolane.program.stage import Attend, Merge, Norm, Program, Project, Stage, Vector
+from monolane.program.tape import constant_offsets
+from monolane.target.generate import OUTPUTS, braces, literal
+
+SLOT_UNITS = 32  # of 8 rows by 32 k: a slot of the ring
+GROUP_WARPS = 4  # that share a chunk
+NONE = -1
+
+
+def forms(plan: Plan) -> list[str]:
+    """C++ constants."""
+    program = plan.program
+    layer = _layer(program)
+    attend_at = next(i for i, stage in enumerate(layer) if isinstance(stage, Attend))
+    attend = layer[attend_at]
+    assert isinstance(attend, Attend)
+    offsets, _ = constant_offsets(program)
+    projections = [(1 + i, stage) for i, stage in enumerate(layer) if isinstance(stage, Project)]
+    head = [(len(program.stages) - 2, program.head)]
+    windows = [stage.window or 0 for stage in program.stages if isinstance(stage, Attend)]
+    integers = {
+        "kStagesPerLayer": len(layer),
+        "kProjectionsPerLayer": len(projections),
+        "kConstantsPerLayer": _distance(program, len(layer), offsets),
+        "kHeadForm": len(projections),
+        "kMergeForm": next(i for i, (_, stage) in enumerate(projections) if isinstance(stage.input, Merge)),
+        "kAttendStage": 1 + attend_at,
+        "kQkNorm": int(attend.q_norm is not None),
+        "kQueryNorm": _offset(attend.q_norm.weight if attend.q_norm else None, offsets),
+        "kKeyNorm": _offset(attend.k_norm.weight if attend.k_norm else None, offsets),
+        "kAnyWindow": int(any(windows)),
+    }
+    found = [_form(plan, stage, index, number, offsets) for number, (index, stage) in enumerate((*projections, *head))]
+    last = len(program.projections) - 1
+    found[-1] = _form(plan, program.head, head[0][0], last, offsets)
+    return [
+        *(f"constexpr int {name} = {value};" for name, value in integers.items()),
+        f"constexpr float kAttendEps = {literal(attend.q_norm.eps if attend.q_norm else 0.0)};",
+        f"MONOLANE_CONSTANT int kWindows[] = {braces(map(str, windows))};",
+        f"constexpr Form kForms[] = {braces(found)};",
+    ]
+
+
+def _layer(program: Program) -> tuple[Stage, ...]:
+    """The stages of the first layer; all others are like it."""
+    count, rest = divmod(len(program.stages) - 3, program.layers)
+    layers = [program.stages[1 + i * count : 1 + (i + 1) * count] for i in range(program.layers)]
+    alike = all([_likeness(stage) for stage in layer] == [_likeness(stage) for stage in layers[0]] for layer in layers)
+    if rest or not alike:
+        raise ValueError("the layers of this program are not alike")
+    return layers[0]
+
+
+def _likeness(stage: Stage) -> tuple[object, ...]:
+    if isinstance(stage, Project):
+        shape = (stage.matrix.rows, stage.matrix.cols, stage.bias is None, stage.output)
+        return (type(stage), type(stage.input), *shape, stage.reads, stage.writes)
+    assert isinstance(stage, Attend)
+    return (type(stage), stage.q_norm is None, stage.reads, stage.writes)
+
+
+def _distance(program: Program, count: int, offsets: dict[str, int]) -> int:
+    """Elements between the constants of one layer and those of the next."""
+    vectors = [[v for stage in _of_layer(program, i, count) for v in _vectors(stage)] for i in range(program.layers)]
+    starts = [[offsets[vector.name] for vector in layer] for layer in vectors]
+    steps = {b - a for one, two in pairwise(starts) for a, b in zip(one, two, strict=True)}
+    if len(steps) > 1:
+        raise ValueError("the constants of this program's layers are not equally far apart")
+    return steps.pop() if steps else sum(-(-v.size // 16) * 16 for v in vectors[0])
+
+
+def _of_layer(program: Program, layer: int, count: int) -> tuple[Stage, ...]:
+    return program.stages[1 + layer * count : 1 + (layer + 1) * count]
+
+
+def _vectors(stage: Stage) -> list[Vector]:
+    if isinstance(stage, Project):
+        norm = stage.input.weight if isinstance(stage.input, Norm) else None
+        return [vector for vector in (norm, stage.bias) if vector]
+    assert isinstance(stage, Attend)
+    return [norm.weight for norm in (stage.q_norm, stage.k_norm) if norm]
+
+
+def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
+    return offsets[vector.name] if vector else NONE
+
+
+def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict[str, int]) -> str:
+    buffers = {buffer.name: number for number, buffer in enumerate(plan.program.buffers)}
+    units = plan.layout.padded_cols(stage.matrix) // plan.layout.block
+    chunks = -(-units // SLOT_UNITS)
+    equal = -(-units // chunks)
+    norm = stage.input if isinstance(stage.input, Norm) else None
+    fields = {
+        "stage": index,
+        "projection": projection,
+        "rows": stage.matrix.rows,
+        "cols": stage.matrix.cols,
+        "units": units,
+        "chunks": chunks,
+        "chunk_units": min(units, -(-equal // GROUP_WARPS) * GROUP_WARPS),
+        "output": f"Output::{OUTPUTS[stage.output]}",
+        "merges": "true" if isinstance(stage.input, Merge) else "false",
+        "norm": _offset(norm.weight if norm else None, offsets),
+        "bias": _offset(stage.bias, offsets),
+        "eps": literal(norm.eps if norm else 0.0),
+        "reads": buffers[stage.reads],
+        "writes": buffers[stage.writes],
+    }
+    return braces(f".{name} = {value}" for name, value in fields.items())

@@ -1,0 +1,147 @@
+"""Where the tests of the CUDA kernel run: on the GPU; or elsewhere, to try the tests themselves.
+
+``MONOLANE_TEST_DEVICE`` is one of
+
+    cuda       the GPU; the tests are skipped where there is none. This is the default
+    emulated   the kernel's own sources and the target's own host side, on threads of this CPU: hours for large models
+    cpu        the CPU target: another kernel, but the same interface
+    compile    every kernel is compiled for the GPU and kept in the cache; nothing runs, every test is skipped
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import pytest
+from emulated_gpu import open_emulated_gpu
+from numpy.typing import NDArray
+
+from monolane.model.config import ModelConfig
+from monolane.model.weights import Weights
+from monolane.program.sample import Sampling
+from monolane.target import open_target
+from monolane.target.base import Finish, Request, Target, Token
+from monolane.target.cuda import opening
+from monolane.target.cuda.opening import find_gpu
+
+Logits = NDArray[np.float32]
+Stall = tuple[int, int, int]  # worker, stage, seconds
+
+DEVICE = os.environ.get("MONOLANE_TEST_DEVICE", "cuda")
+assert DEVICE in ("cuda", "emulated", "cpu", "compile"), DEVICE
+
+H200_PROCESSORS, H200_SHARED_LIMIT = 132, 232448  # what kernels are compiled for where there is no GPU
+
+# For a test, or as the ``pytestmark`` of a file.
+on_the_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cuda" and find_gpu() is None, reason="needs an NVIDIA GPU of compute capability 9.0"),
+]
+
+
+def dry(config: ModelConfig) -> ModelConfig:
+    """A config for a GPU; cut down to a tiny one where the tests themselves are tried."""
+    if DEVICE in ("cuda", "compile"):
+        return config
+    layers = min(config.layers, 2)
+    return replace(
+        config,
+        hidden=config.hidden // 16,
+        ffn=config.ffn // 32,
+        vocab=min(config.vocab, 501),
+        layers=layers,
+        windows=config.windows[:layers],
+    )
+
+
+@contextmanager
+def opened(
+    config: ModelConfig,
+    weights: Weights,
+    context: int,
+    *,
+    device: str = DEVICE,
+    stall: Stall | None = None,
+    deadline_s: float | None = None,
+) -> Iterator[Target]:
+    """A target, closed at the end. ``stall``: a worker sleeps at a stage of every pass; ``deadline_s``: of waits."""
+    if device == "compile":
+        _compile(config, stall)
+        pytest.skip("compiled for the GPU; nothing was run")
+    if stall and device == "cpu":
+        pytest.skip("the CPU target has no injected stalls")
+    if device == "emulated":
+        target: Target = open_emulated_gpu(config, weights, context, stall)
+    else:
+        with mock.patch.object(opening, "generate", partial(opening.generate, stall=stall)):
+            target = open_target(config, weights, device=device, context=context)
+    if deadline_s is not None and device != "cpu":
+        set_deadline(target, deadline_s)
+    try:
+        yield target
+    finally:
+        target.close()
+
+
+def set_deadline(target: Target, seconds: float) -> None:
+    """How long a wait on the device may take, from the next launch on."""
+    target._launch.deadline_ns = int(seconds * 1e9)  # type: ignore[attr-defined]
+
+
+def run(target: Target, request: Request) -> tuple[list[Token], Finish | None]:
+    """All tokens of a request, and how it ended."""
+    tokens: list[Token] = []
+    started = target.run(request)
+    for batch in started:
+        tokens += batch
+    return tokens, started.finish
+
+
+def facts(tokens: list[Token]) -> list[tuple[object, ...]]:
+    """All of a token but its time."""
+    return [(token.id, token.logprob, token.top) for token in tokens]
+
+
+def narrow_logits(target: Target, tokens: list[int], vocab: int) -> Logits:
+    """The logits after each token, where each comes in a pass of its own."""
+    rows = []
+    for length in range(1, len(tokens) + 1):
+        run(target, Request(tokens[:length], length - 1, 1, frozenset(), Sampling(), logprobs=0))
+        if DEVICE != "cpu":
+            rows.append(_last_logits(target, vocab))
+    return np.array(rows) if rows else target.logits(tokens)
+
+
+def chosen_from(target: Target, request: Request, tokens: list[int], vocab: int) -> Logits:
+    """The logits that each of the tokens of a request was chosen from: the kernel's own, bit for bit.
+
+    The request asks for logprobs: only then does the kernel need all logits of a token in one place.
+    """
+    rows = []
+    for made in range(1, len(tokens) + 1):
+        again, _ = run(target, replace(request, max_tokens=made))
+        assert [token.id for token in again] == tokens[:made]
+        if DEVICE != "cpu":
+            rows.append(_last_logits(target, vocab))
+    return np.array(rows) if rows else target.logits([*request.tokens, *tokens])[len(request.tokens) - 1 : -1]
+
+
+def _last_logits(target: Target, vocab: int) -> Logits:
+    """What the last token of the last run was chosen from, where it asked for logprobs. The CPU target does not keep
+    that; but its passes give the same bits at any width."""
+    logits = np.empty(vocab, np.float32)
+    target._context.download(target._launch.logits, logits)  # type: ignore[attr-defined]
+    return logits
+
+
+def _compile(config: ModelConfig, stall: Stall | None) -> None:
+    from monolane.target.cuda.jit import compile_kernel
+
+    plan = opening.cuda_plan(config, H200_PROCESSORS)
+    compile_kernel(opening.generate(plan, H200_SHARED_LIMIT, stall=stall), "sm_90a")

@@ -1,0 +1,54 @@
+"""A small model with everything a model can have, run by the emulated kernel built as the library that is named.
+
+A program of its own, because ThreadSanitizer must be in a process from its start; see test_cuda_races.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from emulated import EmulatedTarget
+
+from monolane.bench.shapes import MadeUpWeights
+from monolane.model.config import ModelConfig, Rope
+from monolane.program.sample import Sampling
+from monolane.target import structs
+from monolane.target.base import Request
+
+WORKERS = 2
+MODEL = ModelConfig(
+    family="llama",
+    hidden=60,
+    layers=2,
+    heads=6,
+    kv_heads=3,  # more than blocks, and no multiple: splits of one head are in several blocks
+    head_dim=20,
+    ffn=100,
+    vocab=97,
+    context=256,
+    norm_eps=1e-5,
+    rope=Rope(1e4),
+    windows=(19, None),
+    qkv_bias=True,
+    qk_norm=True,
+    tied=False,
+)
+# Wide and narrow passes, one and several splits of the context, and every way to choose a token.
+DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, frequency_penalty=0.3, logit_bias=((5, 2.0), (90, -3.0)))
+REQUESTS = (
+    Request(range(18), 0, 3, frozenset(), Sampling()),
+    Request(range(70), 0, 2, frozenset(), DRAWN, 2),
+)
+
+
+def main(library: Path) -> None:
+    target = EmulatedTarget(MODEL, MadeUpWeights(MODEL), WORKERS, delay_permille=5, library=library)
+    for request in REQUESTS:
+        tokens, outcome = target.run(request)
+        assert outcome.status == structs.LENGTH_REACHED
+        assert len(tokens) == request.max_tokens
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

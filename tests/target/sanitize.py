@@ -1,0 +1,73 @@
+"""A few small requests for NVIDIA's compute-sanitizer, which looks at every access of the kernel. From the repository:
+
+    export PYTHONPATH=src
+    compute-sanitizer --tool memcheck  --error-exitcode 3 python tests/target/sanitize.py
+    compute-sanitizer --tool racecheck --error-exitcode 3 python tests/target/sanitize.py
+    compute-sanitizer --tool synccheck --error-exitcode 3 python tests/target/sanitize.py
+
+memcheck: accesses outside of memory, or misaligned. racecheck: two threads of a block that touch the same word of
+shared memory with nothing between them. synccheck: barriers that not all threads reach. Words that blocks exchange in
+global memory are meant to be raced for; none of the three looks at those.
+
+Each tool slows the kernel down many times over, so waits get a long deadline. The models need neither torch nor files.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+from devices import opened, run
+
+from monolane.bench.shapes import MadeUpWeights
+from monolane.model.config import ModelConfig, Rope
+from monolane.program.sample import Sampling
+from monolane.target.base import Finish, Request
+
+DEADLINE_S = 300.0
+TINY = ModelConfig(
+    family="llama",
+    hidden=72,
+    layers=2,
+    heads=6,
+    kv_heads=2,
+    head_dim=32,
+    ffn=100,
+    vocab=333,
+    context=256,
+    norm_eps=1e-5,
+    rope=Rope(1e4),
+    windows=(None, None),
+    tied=True,
+)
+MODELS = {
+    "tiny": TINY,
+    "window, biases, a table of embeddings": replace(
+        TINY, windows=(19, None), qkv_bias=True, o_bias=True, mlp_bias=True, tied=False
+    ),
+    "norms of heads, heads of 80": replace(TINY, head_dim=80, qk_norm=True, layers=1, windows=(None,)),
+    # A feed-forward too wide for a wide pass to keep its input in shared memory; several batches of tiles a block.
+    "wide": replace(TINY, ffn=9000, layers=1, windows=(None,)),
+}
+DRAWN = Sampling(0.8, 40, 0.9, 0.01, 3, 1.1, 0.5, 0.2, ((5, 1.0), (90, -100.0)))
+
+
+def main() -> None:
+    for name, config in MODELS.items():
+        began = time.monotonic()
+        tokens = np.random.default_rng(1).integers(0, config.vocab, 90).tolist()
+        with opened(config, MadeUpWeights(config), 128, deadline_s=DEADLINE_S) as target:
+            assert np.isfinite(target.logits(tokens[:34])).all()
+            for sampling, logprobs in ((Sampling(), None), (Sampling(), 3), (DRAWN, None), (DRAWN, 20)):
+                for length, cached in ((1, 0), (20, 0), (22, 20), (23, 22)):
+                    request = Request(tokens[:length], cached, 3, frozenset({1}), sampling, logprobs)
+                    assert run(target, request)[1] in (Finish.LENGTH, Finish.STOP)
+            # Beyond one split of the context.
+            assert run(target, Request(tokens, 0, 2, frozenset(), Sampling()))[1] is Finish.LENGTH
+        print(f"{name}: 18 requests, {time.monotonic() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

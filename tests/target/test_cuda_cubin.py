@@ -1,0 +1,69 @@
+"""The kernel's machine code, made without a GPU: for real models, everything a thread works with stays in registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from monolane.bench.shapes import SHAPES
+from monolane.errors import TargetError
+from monolane.target.cuda.inspect import H200, compiled_for, plan_for
+from monolane.target.cuda.jit import compile_kernel
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'monolane[cuda]'")
+
+REAL = ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b")
+
+# An array that is indexed by what is known only at run time: in no registers.
+INDEXED = """
+extern "C" __global__ void kernel(int* p, int i) {
+  int copy[32];
+  for (int j = 0; j < 32; j++) copy[j] = p[j];
+  for (int j = 0; j < 32; j++) p[j] = copy[(i + j * j) & 31];
+}
+"""
+# Sixty-four numbers at once, where two blocks of 1024 threads leave 32 registers to each thread.
+CROWDED = """
+extern "C" __global__ void __launch_bounds__(1024, 2) kernel(volatile int* p) {
+  int copy[64];
+#pragma unroll
+  for (int j = 0; j < 64; j++) copy[j] = p[j];
+#pragma unroll
+  for (int j = 0; j < 64; j++) p[j] = copy[63 - j];
+}
+"""
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_neither_spill_nor_use_local_memory(name: str) -> None:
+    compiled = compiled_for(plan_for(SHAPES[name], H200), H200)
+    used = compiled.resources
+    assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0), compiled.log
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_local_memory_and_spills_are_seen() -> None:
+    indexed, crowded = (compile_kernel(source, "sm_90a").resources for source in (INDEXED, CROWDED))
+    assert (indexed.stack_bytes, indexed.spill_store_bytes, indexed.spill_load_bytes) == (128, 0, 0)
+    assert crowded.registers == 32
+    assert min(crowded.stack_bytes, crowded.spill_store_bytes, crowded.spill_load_bytes) > 0
+
+
+def test_a_kernel_compiled_before_comes_from_the_cache(empty_cache: Path) -> None:
+    first = compile_kernel(INDEXED, "sm_90a")
+    kept = {path: path.stat().st_mtime_ns for path in (empty_cache / "kernels").iterdir()}
+    assert compile_kernel(INDEXED, "sm_90a") == first
+    assert {path: path.stat().st_mtime_ns for path in (empty_cache / "kernels").iterdir()} == kept
+
+
+def test_source_that_does_not_compile_is_an_error_with_the_compilers_words(empty_cache: Path) -> None:
+    with pytest.raises(TargetError, match='identifier "undeclared" is undefined'):
+        compile_kernel('extern "C" __global__ void kernel() { undeclared(); }', "sm_90a")
+    assert not list(empty_cache.rglob("*.cubin"))
