@@ -46,6 +46,8 @@ def test_every_result_says_where_it_comes_from() -> None:
     for path in (ROOT / record.RESULTS).glob("*.json"):
         result = json.loads(path.read_text())
         assert result.keys() >= {"benchmark", "model", "machine", "versions", "method", "command"}, path
+        if result["benchmark"] == "decode":
+            assert result.keys() >= decode_result().keys() | {"context", "rounds"}, path
 
 
 def test_a_table_row_has_speed_bytes_ceiling_and_peers() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from monolane.bench import record
+from monolane.errors import TargetError
 from monolane.model.fetch import resolve
 
 _CHILD = """
@@ -19,7 +19,7 @@ import json, resource, sys, time
 started = time.monotonic()
 from pathlib import Path
 from monolane import LLM, SamplingParams
-llm = LLM(Path(sys.argv[1]))
+llm = LLM(Path(sys.argv[1]), device=sys.argv[2])
 loaded = time.monotonic() - started
 llm.generate("Hello", SamplingParams(max_tokens=1))
 first = time.monotonic() - started
@@ -34,26 +34,32 @@ def measure(spec: str) -> dict[str, Any]:
     """A first start (kernel not compiled, tape not kept), a second, and what each took."""
     path = resolve(spec)
     path.read_bytes()  # a warm disk
-    scratch = tempfile.mkdtemp(prefix="monolane-load-")
-    try:
-        first, second = _start(path, scratch), _start(path, scratch)
-    finally:
-        shutil.rmtree(scratch)
     return {
         "benchmark": "load",
         "model": spec,
-        "first": first,
-        "second": second,
-        "peak_over_tape": max(first["peak_bytes"], second["peak_bytes"]) / first["tape_bytes"],
+        **starts(path, "auto"),
         "method": "a fresh process each, imports included, warm disk; first: nothing cached; second: both are",
         "machine": record.machine(),
         "versions": record.versions("numpy"),
     }
 
 
-def _start(path: Path, cache: str) -> dict[str, Any]:
-    environment = {**os.environ, "MONOLANE_CACHE": cache}
+def starts(path: Path, device: str) -> dict[str, Any]:
+    """Two starts in fresh processes: the first with an empty cache, the second with what the first has left in it."""
+    with tempfile.TemporaryDirectory(prefix="monolane-load-") as cache:
+        first, second = _start(path, cache, device), _start(path, cache, device)
+    peak = max(first["peak_bytes"], second["peak_bytes"])
+    return {"first": first, "second": second, "peak_over_tape": peak / first["tape_bytes"]}
+
+
+def _start(path: Path, cache: str, device: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(path)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", _CHILD, str(path), device],
+        env={**os.environ, "MONOLANE_CACHE": cache},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
+    if done.returncode:
+        raise TargetError(f"The model at {path} did not start; what it said is above.")
     return dict(json.loads(done.stdout))

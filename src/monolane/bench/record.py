@@ -11,12 +11,15 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monolane import __version__
 from monolane.model.cache import atomic_write
 from monolane.target.cpu.compiler import find_compiler
 from monolane.target.cpu.machine import processors, vector_level
+
+if TYPE_CHECKING:
+    from monolane.target.cuda.driver import Device
 
 RESULTS = Path("benchmarks/results")
 
@@ -34,6 +37,17 @@ def machine() -> dict[str, Any]:
     }
 
 
+def gpu(device: Device) -> dict[str, Any]:
+    """The card, and what nvidia-smi says of its driver and limits; None where there is no nvidia-smi."""
+    asked = ("driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit", "temperature.gpu")
+    return {
+        "name": device.name,
+        "multiprocessors": device.processors,
+        "memory_bytes": device.memory,
+        **dict(zip(asked, _nvidia_smi(asked) or (None,) * len(asked), strict=True)),
+    }
+
+
 def versions(*packages: str) -> dict[str, str | None]:
     """Ours, Python's, and those of the packages that took part."""
     found: dict[str, str | None] = {"monolane": __version__, "commit": _commit(), "python": platform.python_version()}
@@ -45,13 +59,31 @@ def versions(*packages: str) -> dict[str, str | None]:
     return found
 
 
-def write(name: str, result: dict[str, Any]) -> Path:
+def write(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Keep a result under a name made of its benchmark and model."""
-    path = RESULTS / f"{re.sub(r'[^a-z0-9.]+', '-', name.lower())}.json"
-    command = shlex.join(["python", "-m", "monolane.bench", *sys.argv[1:]])
+    path = folder / f"{re.sub(r'[^a-z0-9.]+', '-', name.lower())}.json"
     with atomic_write(path) as file:
-        file.write((json.dumps({**result, "command": command}, indent=2) + "\n").encode())
+        file.write((json.dumps({**result, "command": _command(sys.argv[1:])}, indent=2) + "\n").encode())
     return path
+
+
+def _command(words: list[str]) -> str:
+    """What measures this again; where the file went is nobody's business."""
+    if "--out" in words:
+        place = words.index("--out")
+        words = words[:place] + words[place + 2 :]
+    return shlex.join(["python", "-m", "monolane.bench", *words])
+
+
+def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
+    """Its answers for the first GPU."""
+    asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
+    try:
+        shown = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    answers = [answer.strip() for answer in shown.stdout.strip().split(",")]
+    return answers if shown.returncode == 0 and len(answers) == len(fields) else None
 
 
 def _processor_name() -> str:

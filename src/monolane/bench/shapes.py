@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from monolane.errors import UsageError
 from monolane.model.config import ModelConfig, Rope
 from monolane.model.weights import Bf16Bits, expected_shapes, to_bf16
 
@@ -42,6 +43,13 @@ SHAPES = {
 }
 
 
+def named(shape: str) -> ModelConfig:
+    """One of the shapes, or an error that lists them."""
+    if shape not in SHAPES:
+        raise UsageError(f"There is no shape {shape!r}.", f"Choose one of: {', '.join(SHAPES)}.")
+    return SHAPES[shape]
+
+
 class MadeUpWeights:
     """Random weights of about the right size, from one small pool: made as fast as memory can be written."""
 
@@ -51,20 +59,21 @@ class MadeUpWeights:
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         self._shapes = dict(expected_shapes(config))
         self._pool = np.random.default_rng(seed).standard_normal((1 << 22) + 4099, np.float32)
+        # The pool twice over, so that any rows are one piece of it and need not be copied.
         self._bits: dict[int, Bf16Bits] = {}
         for cols in {shape[1] for shape in self._shapes.values() if len(shape) == 2}:
-            self._bits[cols] = to_bf16(self._pool / np.float32(np.sqrt(cols)))
+            self._bits[cols] = np.tile(to_bf16(self._pool / np.float32(np.sqrt(cols))), 2)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
         cols = self._shapes[name][1]
-        pool = self._bits[cols]
-        first = (hash_of(name) + start * cols) % len(pool)
+        pool, period = self._bits[cols], len(self._pool)
+        first = (hash_of(name) + start * cols) % period
         wanted = (stop - start) * cols
-        repeats = -(-(first + wanted) // len(pool))
-        return np.tile(pool, repeats)[first : first + wanted].reshape(stop - start, cols)
+        piece = pool[first : first + wanted] if wanted <= period else np.resize(pool[first : first + period], wanted)
+        return piece.reshape(stop - start, cols)
 
     def vector(self, name: str) -> NDArray[np.float32]:
         size = self._shapes[name][0]

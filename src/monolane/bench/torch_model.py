@@ -1,0 +1,78 @@
+"""A dense decoder in PyTorch, one token at a time, as torch.compile likes it best: fixed shapes, one graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from monolane.model.config import ModelConfig
+
+
+class Layer(nn.Module):
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, config: ModelConfig, context: int) -> None:
+        super().__init__()
+        self.sizes = [config.q_size, config.kv_size, config.kv_size]
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.attn_norm = nn.RMSNorm(config.hidden, config.norm_eps)
+        self.qkv = nn.Linear(config.hidden, sum(self.sizes), bias=config.qkv_bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.o = nn.Linear(config.q_size, config.hidden, bias=config.o_bias)
+        self.ffn_norm = nn.RMSNorm(config.hidden, config.norm_eps)
+        self.gate_up = nn.Linear(config.hidden, 2 * config.ffn, bias=config.mlp_bias)
+        self.down = nn.Linear(config.ffn, config.hidden, bias=config.mlp_bias)
+        cache = (1, config.kv_heads, context, config.head_dim)
+        self.register_buffer("keys", torch.zeros(cache))
+        self.register_buffer("values", torch.zeros(cache))
+
+    def forward(self, x: Tensor, position: Tensor, turn: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.attn_norm(x)).split(self.sizes, -1)
+        q = rotate(self.q_norm(q.view(1, self.heads, 1, self.head_dim)), turn)
+        k = rotate(self.k_norm(k.view(1, self.kv_heads, 1, self.head_dim)), turn)
+        keys = self.keys.index_copy_(2, position, k)
+        values = self.values.index_copy_(2, position, v.view(1, self.kv_heads, 1, self.head_dim))
+        mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
+        x = x + self.o(mixed.reshape(1, 1, -1))
+        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, -1)
+        return x + self.down(functional.silu(gate) * up)  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """``forward`` takes a token [1, 1] and its position [1], and returns the likeliest next token [1, 1]."""
+
+    cosines: Tensor
+    sines: Tensor
+    positions: Tensor
+
+    def __init__(self, config: ModelConfig, context: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(config.vocab, config.hidden)
+        self.layers = nn.ModuleList(Layer(config, context) for _ in range(config.layers))
+        self.final_norm = nn.RMSNorm(config.hidden, config.norm_eps)
+        self.head = nn.Linear(config.hidden, config.vocab, bias=False)
+        if config.tied:
+            self.head.weight = self.embed.weight
+        frequencies = torch.tensor(config.rope.inverse_frequencies(config.head_dim), dtype=torch.float32)
+        angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies).repeat(1, 2)
+        dtype = torch.get_default_dtype()
+        self.register_buffer("cosines", angles.cos().to(dtype))
+        self.register_buffer("sines", angles.sin().to(dtype))
+        self.register_buffer("positions", torch.arange(context))
+
+    def forward(self, token: Tensor, position: Tensor) -> Tensor:
+        x = self.embed(token)
+        turn = self.cosines[position], self.sines[position]
+        seen = (self.positions <= position).view(1, 1, 1, -1)
+        for layer in self.layers:
+            x = layer(x, position, turn, seen)
+        return self.head(self.final_norm(x)).argmax(-1)  # type: ignore[no-any-return]
+
+
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding over the two halves of a head."""
+    first, second = x.chunk(2, -1)
+    return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
