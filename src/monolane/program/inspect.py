@@ -12,7 +12,18 @@ from monolane.program.plan import Plan
 from monolane.program.stage import Merge, Norm, Project, Stage
 
 MEGA = 1e6
-_COLOURS = {"qkv": "#4c78a8", "o": "#72b7b2", "gate_up": "#f58518", "down": "#eeca3b", "head": "#b279a2"}
+COLOURS = {  # of stages, in every picture
+    "embed": "#9d755d",
+    "qkv": "#4c78a8",
+    "attend": "#e45756",
+    "o": "#72b7b2",
+    "gate_up": "#f58518",
+    "down": "#eeca3b",
+    "head": "#b279a2",
+    "sample": "#54a24b",
+}
+OTHER_COLOUR = "#888888"
+MOST_LISTED = 32  # tapes, one a line
 PICTURE_FORMATS = (".svg", ".png", ".pdf")
 
 
@@ -24,6 +35,7 @@ def report(plan: Plan, context: int) -> str:
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     even = plan.bytes_per_token / plan.workers
     above, below = max(plan.tape_bytes) / even - 1, 1 - min(plan.tape_bytes) / even
+    listed = plan.workers if plan.workers <= MOST_LISTED else 0
     cache, full_cache = program.cache_bytes(1), program.cache_bytes(context) / MEGA
     lines = [
         *table,
@@ -32,7 +44,7 @@ def report(plan: Plan, context: int) -> str:
         f"{plan.bytes_per_token / MEGA:,.1f} MB streamed per token",
         f"cache: {cache:,} bytes per token, {full_cache:,.1f} MB for {context:,} tokens",
         f"{plan.workers} worker(s), layout {layout.name}: tiles of {layout.tile_rows} rows, blocks of {layout.block}",
-        *(f"  tape {worker}: {size / MEGA:,.2f} MB" for worker, size in enumerate(plan.tape_bytes)),
+        *(f"  tape {worker}: {size / MEGA:,.2f} MB" for worker, size in enumerate(plan.tape_bytes[:listed])),
         f"balance: the longest tape is {above:.2%} above even, the shortest {below:.2%} below",
     ]
     return "\n".join(lines)
@@ -75,7 +87,9 @@ def picture(plan: Plan, path: Path) -> None:
     projections = plan.program.projections
     for worker, tape in enumerate(plan.segments):
         spans = [(segment.offset / MEGA, segment.size / MEGA) for segment in tape]
-        axes.broken_barh(spans, (worker - 0.4, 0.8), facecolors=[_COLOURS.get(s.name, "#888888") for s in projections])
+        axes.broken_barh(
+            spans, (worker - 0.4, 0.8), facecolors=[COLOURS.get(s.name, OTHER_COLOUR) for s in projections]
+        )
     axes.set_ylim(plan.workers - 0.5, -0.5)
     axes.set_yticks(range(plan.workers) if plan.workers <= 40 else [])
     axes.set_xlabel("MB from the beginning of the tape")
@@ -84,7 +98,7 @@ def picture(plan: Plan, path: Path) -> None:
         f"{plan.bytes_per_token / MEGA:,.1f} MB per token on {plan.workers} tape(s), {plan.program.handoffs} hand-offs"
     )
     names = dict.fromkeys(stage.name for stage in projections)
-    handles = [Patch(color=_COLOURS.get(name, "#888888"), label=name) for name in names]
+    handles = [Patch(color=COLOURS.get(name, OTHER_COLOUR), label=name) for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     try:
         figure.savefig(path, dpi=150)
