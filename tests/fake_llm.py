@@ -43,6 +43,8 @@ class FakeTarget:
 
     name = "fake"
     bytes_per_token = 1_000
+    slots = 1
+    stall_s = 1.0
 
     def __init__(self, answer: Sequence[int], context: int = 256) -> None:
         self.answer = list(answer)
@@ -67,6 +69,9 @@ class FakeTarget:
         self.running = FakeRun(self, request)
         return self.running
 
+    def copy(self, source: int, slot: int, tokens: int) -> None:
+        raise NotImplementedError
+
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         raise NotImplementedError
 
@@ -79,6 +84,7 @@ class FakeRun:
         self.target = target
         self.request = request
         self.start_ns = 1_000_000
+        self.steps = 0
         self.finish: Finish | None = None
         self._aborted = threading.Event()
 

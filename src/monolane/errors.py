@@ -51,3 +51,28 @@ class TargetError(MonolaneError):
     """The compiled kernel failed: it did not build, a worker got stuck, a result was not a number."""
 
     exit_code = 7
+
+
+class EngineFailedError(TargetError):
+    """The engine's process died, was killed or stopped answering in the middle of a request."""
+
+
+class UnavailableError(MonolaneError):
+    """Not now: the same request can succeed after ``retry_after_s`` seconds."""
+
+    exit_code = 8
+    retry_after_s = 1
+
+
+class QueueFullError(UnavailableError):
+    """As many requests wait as may wait."""
+
+
+class NotReadyError(UnavailableError):
+    """The engine is loading, restarting or closing."""
+
+
+class SlowReaderError(MonolaneError):
+    """Whoever asked did not read the answer."""
+
+    exit_code = 9

@@ -10,7 +10,9 @@ from monolane.target.base import Token
 
 
 def measure(times_ns: list[int]) -> Timings:
-    return Timings.measure(prompt_tokens=5, cached_tokens=2, start_ns=1_000, times_ns=times_ns, bytes_per_token=9)
+    return Timings.measure(
+        prompt_tokens=5, cached_tokens=2, queue_s=0.5, start_ns=1_000, times_ns=times_ns, bytes_per_token=9
+    )
 
 
 def test_speed_leaves_the_first_token_out() -> None:

@@ -3,20 +3,9 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fake_llm import encode, fake_llm
 from monolane import SamplingParams, TargetError, UsageError
-from monolane.engine.session import shared_prefix
-
-
-@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2), min_size=1))
-def test_shared_prefix_leaves_one_token_to_compute(cache: list[int], tokens: list[int]) -> None:
-    length = shared_prefix(cache, tokens)
-    assert cache[:length] == tokens[:length]
-    assert length < len(tokens)
-    assert length == len(tokens) - 1 or cache[length : length + 1] != tokens[length : length + 1]
 
 
 def test_a_conversation_computes_only_what_is_new() -> None:

@@ -9,6 +9,7 @@ import pytest
 from real_text import CODE, PROSE
 
 from monolane import LLM, SamplingParams
+from monolane.engine.session import Session
 from monolane.program.sample import Sampling
 from monolane.target.base import Request, Target, Token
 
@@ -48,11 +49,14 @@ def llm(default_model_path: Path) -> Iterator[LLM]:
 def test_the_same_request_twice_is_the_same_bit_for_bit(llm: LLM, temperature: float) -> None:
     params = SamplingParams(max_tokens=32, temperature=temperature, seed=7, logprobs=5, ignore_eos=True)
     first = llm.generate(PROSE, params)
-    llm.generate(CODE, params)  # overwrites the cache, so that the second run computes everything again
+    llm.generate(CODE, params)  # another conversation in between
+    reused = llm.generate(PROSE, params)
+    llm._session = Session(llm.target)  # forgets what is in the caches, so that everything is computed again
     again = llm.generate(PROSE, params)
-    assert again.timings.cached_tokens == 0
-    assert again.token_ids == first.token_ids
-    assert again.logprobs == first.logprobs
+    assert (reused.timings.cached_tokens, again.timings.cached_tokens) == (first.prompt_tokens - 1, 0)
+    for answer in (reused, again):
+        assert answer.token_ids == first.token_ids
+        assert answer.logprobs == first.logprobs
 
 
 def test_another_seed_is_another_answer(llm: LLM) -> None:

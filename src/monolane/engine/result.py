@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from monolane.target.base import Token
+from monolane.target.base import Finish, Token
 
 FinishReason = Literal["stop", "length", "abort"]
+FINISH_REASONS: dict[Finish | None, FinishReason] = {
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.ABORT: "abort",
+}
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot write
 
@@ -46,8 +51,9 @@ class Timings:
     """How fast it was, by the target's own clock. Speeds leave the first token out: it waits for the prompt."""
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt; still in the cache from the request before, and not computed again
+    cached_tokens: int  # of the prompt; still in a cache from an earlier request, and not computed again
     generated_tokens: int
+    queue_s: float  # waited for earlier requests
     first_token_s: float | None  # from taking the request up to the first token; None where none came
     decode_us_per_token: float | None  # over the tokens after the first; None where there are fewer than two
     tokens_per_second: float | None  # the same as a rate
@@ -55,7 +61,14 @@ class Timings:
 
     @classmethod
     def measure(
-        cls, *, prompt_tokens: int, cached_tokens: int, start_ns: int, times_ns: Sequence[int], bytes_per_token: int
+        cls,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        queue_s: float,
+        start_ns: int,
+        times_ns: Sequence[int],
+        bytes_per_token: int,
     ) -> Timings:
         """From the times at which the tokens were sampled."""
         count = len(times_ns)
@@ -64,6 +77,7 @@ class Timings:
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             generated_tokens=count,
+            queue_s=queue_s,
             first_token_s=(times_ns[0] - start_ns) / 1e9 if count else None,
             decode_us_per_token=decode_us,
             tokens_per_second=1e6 / decode_us if decode_us else None,

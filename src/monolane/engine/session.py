@@ -1,12 +1,14 @@
-"""Whose turn it is on the target, and what its cache holds from the turn before."""
+"""Whose turn it is on the target, and what its caches hold from the turns before."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from monolane.engine.constrained import ConstrainedRun, Constraint
+from monolane.engine.conversations import Conversations
 from monolane.errors import TargetError, UsageError
 from monolane.target.base import Finish, Request, Run, Target, Token
 
@@ -15,7 +17,7 @@ class Turn:
     """A request under way. Iterating yields its tokens in batches; ``handed`` keeps the ids of all of them."""
 
     def __init__(self, run: Run, cached: int) -> None:
-        self._run = run
+        self.run = run
         self._batches = iter(run)
         self.cached = cached
         self.handed: list[int] = []
@@ -28,50 +30,53 @@ class Turn:
 
     def end(self) -> None:
         """Stop the run, if it has not ended, and wait until the target is free."""
-        self._run.abort()
+        self.run.abort()
         for _ in self:
             pass
-        if self._run.finish is None:  # Ctrl-C has hit the iteration itself: wait for the end in another one
-            for _ in self._run:
+        if self.run.finish is None:  # Ctrl-C has hit the iteration itself: wait for the end in another one
+            for _ in self.run:
                 pass
 
     @property
     def finish(self) -> Finish | None:
-        return self._run.finish
+        return self.run.finish
 
     @property
     def start_ns(self) -> int:
-        return self._run.start_ns
+        return self.run.start_ns
 
 
 class Session:
-    """One target, one request at a time. It knows the tokens in the target's cache, so that a request that goes on
-    from the one before (a conversation) computes only what is new."""
+    """One target, one request at a time. It knows the tokens in the target's caches, so that a request that goes on
+    from an earlier one (a conversation) computes only what is new."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread whose turn it is
         self._turn: Turn | None = None
-        self._cache: list[int] = []
+        self._conversations = Conversations(target.slots)
         self._closed = False
 
     @contextmanager
-    def turn(self, request: Request) -> Iterator[Turn]:
-        """Wait for the target, run the request (``cached`` is filled in here), leave the target free."""
+    def turn(self, request: Request, constraint: Constraint | None = None) -> Iterator[Turn]:
+        """Wait for the target, run the request (``slot`` and ``cached`` are filled in here), leave the target free."""
         with self._alone():
-            cached = shared_prefix(self._cache, request.tokens)
-            self._cache = list(request.tokens[:cached])  # all that is certain until the prompt has been read
+            place = self._conversations.place(request.tokens)
             try:
-                turn = self._turn = Turn(self.target.run(replace(request, cached=cached)), cached)
+                if place.source is not None:
+                    self.target.copy(place.source, place.slot, place.cached)
+                placed = replace(request, slot=place.slot, cached=place.cached)
+                run = ConstrainedRun(self.target, placed, constraint) if constraint else self.target.run(placed)
+                turn = self._turn = Turn(run, place.cached)
                 try:
                     yield turn
                 finally:
                     turn.end()
                     if turn.handed:  # the last token was sampled, but never fed back into the model
-                        self._cache = [*request.tokens, *turn.handed[:-1]]
+                        self._conversations.keep(place.slot, [*request.tokens, *turn.handed[:-1]])
             except TargetError:
-                self._cache = []
+                self._conversations.forget(place.slot)
                 raise
             finally:
                 self._turn = None
@@ -109,9 +114,3 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("This LLM has been closed.", "Open another one.")
-
-
-def shared_prefix(cache: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens at the start are in the cache; at least one token is left to compute."""
-    limit = min(len(cache), len(tokens) - 1)
-    return next((i for i in range(limit) if cache[i] != tokens[i]), limit)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
-from monolane.engine.result import Completion, Delta, FinishReason, Timings
+from monolane.engine.result import FINISH_REASONS, Completion, Delta, FinishReason
 from monolane.engine.session import Session, Turn
-from monolane.engine.transcript import Transcript
+from monolane.engine.transcript import Transcript, completion
 from monolane.errors import UsageError
-from monolane.target.base import Finish, Request
-
-FINISH_REASONS: dict[Finish | None, FinishReason] = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+from monolane.target.base import Request
 
 
 class Stream:
@@ -24,6 +23,7 @@ class Stream:
         self._request = request
         self._transcript = transcript
         self._turn: Turn | None = None
+        self._queue_s = 0.0
         self._begun = False
         self._aborted = False
         self._result: Completion | None = None
@@ -35,8 +35,9 @@ class Stream:
         if self._aborted:  # before its turn came: the target need not know
             self._result = self._completion("abort")
             return
+        asked = time.monotonic()
         with self._session.turn(self._request) as turn:
-            self._turn = turn
+            self._turn, self._queue_s = turn, time.monotonic() - asked
             if self._aborted:
                 turn.abort()
             try:
@@ -73,19 +74,13 @@ class Stream:
             yield delta
 
     def _completion(self, finish: FinishReason) -> Completion:
-        transcript, prompt_tokens = self._transcript, len(self._request.tokens)
-        return Completion(
-            text=transcript.text,
-            token_ids=tuple(token.id for token in transcript.tokens),
-            finish_reason=finish,
-            prompt_tokens=prompt_tokens,
-            logprobs=transcript.logprobs(transcript.tokens),
-            seed=self._request.sampling.seed,
-            timings=Timings.measure(
-                prompt_tokens=prompt_tokens,
-                cached_tokens=self._turn.cached if self._turn else 0,
-                start_ns=self._turn.start_ns if self._turn else 0,
-                times_ns=[token.time_ns for token in transcript.tokens],
-                bytes_per_token=self._session.target.bytes_per_token,
-            ),
+        turn = self._turn
+        return completion(
+            self._request,
+            self._transcript,
+            finish,
+            cached_tokens=turn.cached if turn else 0,
+            queue_s=self._queue_s,
+            start_ns=turn.start_ns if turn else 0,
+            bytes_per_token=self._session.target.bytes_per_token,
         )

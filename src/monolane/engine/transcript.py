@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from monolane.engine.result import Delta, TokenLogprob
+from monolane.engine.result import Completion, Delta, FinishReason, Timings, TokenLogprob
 from monolane.engine.stops import StopFilter
-from monolane.target.base import Token
+from monolane.target.base import Request, Token
 
 if TYPE_CHECKING:
     from monolane.model.tokenizer import TokenStream
@@ -55,3 +55,32 @@ class Transcript:
         if not text and not tokens:
             return None
         return Delta(text, tuple(token.id for token in tokens), self.logprobs(tokens))
+
+
+def completion(
+    request: Request,
+    transcript: Transcript,
+    finish: FinishReason,
+    *,
+    cached_tokens: int,
+    queue_s: float,
+    start_ns: int,
+    bytes_per_token: int,
+) -> Completion:
+    """A request's whole answer; it ends here."""
+    return Completion(
+        text=transcript.text,
+        token_ids=tuple(token.id for token in transcript.tokens),
+        finish_reason=finish,
+        prompt_tokens=len(request.tokens),
+        logprobs=transcript.logprobs(transcript.tokens),
+        seed=request.sampling.seed,
+        timings=Timings.measure(
+            prompt_tokens=len(request.tokens),
+            cached_tokens=cached_tokens,
+            queue_s=queue_s,
+            start_ns=start_ns,
+            times_ns=[token.time_ns for token in transcript.tokens],
+            bytes_per_token=bytes_per_token,
+        ),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ class InterpreterTarget:
     def __init__(self, tape: Tape, context: int) -> None:
         self.name = "interpreter (NumPy)"
         self.context = context
+        self.slots = 1
+        self.stall_s = math.inf
         self.bytes_per_token = tape.plan.bytes_per_token
         self._tape = tape
         self._interpreter = Interpreter(tape, context)
@@ -31,6 +34,9 @@ class InterpreterTarget:
         if not self._running.acquire(blocking=False):
             raise TargetError("A request is still running.", "Wait for it, or abort it.")
         return InterpreterRun(self._interpreter, request, self._running)
+
+    def copy(self, source: int, slot: int, tokens: int) -> None:
+        """Nothing to do: there is one cache."""
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         return Interpreter(self._tape, self.context).logits(tokens)
@@ -59,6 +65,10 @@ class InterpreterRun:
 
     def abort(self) -> None:
         self._abort.set()
+
+    @property
+    def steps(self) -> int:
+        return time.monotonic_ns()  # it runs in the thread that iterates: alive as long as Python is
 
     def _tokens(self) -> Iterator[list[Token]]:
         request, vocab = self._request, self._interpreter.program.vocab

@@ -26,6 +26,7 @@ from monolane.target.cpu.runtime import CpuTarget, cache_sizes
 from monolane.target.cuda.opening import find_gpu, open_cuda, required_gpu
 from monolane.target.generate import LAYOUT
 from monolane.target.interpreter import InterpreterTarget
+from monolane.target.slots import resident_slots
 from monolane.target.structs import Entry
 
 DEVICES = ("auto", "cuda", "cpu", "interpreter")
@@ -80,7 +81,8 @@ def open_target(
     pinned = cores[: plan.workers] if plan.workers <= len(cores) else None
     if pinned is None:
         progress.note(f"{plan.workers} workers share {len(cores)} cores: that is slower than one worker per core.")
-    return CpuTarget(library, tape, context, pinned, f"cpu ({plan.workers} x {level.name})")
+    slots = resident_slots(sum(cache_sizes(plan.program, context)), machine.available_memory())
+    return CpuTarget(library, tape, context, pinned, f"cpu ({plan.workers} x {level.name})", slots=slots)
 
 
 def choose_context(limit: int, asked: int | None) -> int:

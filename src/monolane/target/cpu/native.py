@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,19 @@ class _Setup(Structure):
         ("tapes", c_void_p),
         ("constants", c_void_p),
         ("table", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
         ("processors", c_void_p),
         ("deadline_s", c_double),
     ]
+
+
+class Cache(Structure):
+    """Where the keys and values of one conversation lie."""
+
+    _fields_ = [("keys", c_void_p), ("values", c_void_p)]
+
+
+class _Trace(Structure):
+    _fields_ = [("stamps", c_void_p), ("first", c_int64), ("passes", c_int64)]
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,6 @@ class Arguments:
 def make_setup(
     tape: Tape,
     context: int,
-    keys: NDArray[np.uint8],
-    values: NDArray[np.uint8],
     processors: Sequence[int] | None,
     deadline_s: float,
 ) -> Arguments:
@@ -60,12 +66,10 @@ def make_setup(
         tapes=ctypes.addressof(tapes),
         constants=tape.constants.values.ctypes.data,
         table=tape.table.ctypes.data if tape.table is not None else None,
-        keys=keys.ctypes.data,
-        values=values.ctypes.data,
         processors=ctypes.addressof(pinned) if pinned else None,
         deadline_s=deadline_s,
     )
-    return Arguments(setup, (tape, segments, tapes, pinned, keys, values))
+    return Arguments(setup, (tape, segments, tapes, pinned))
 
 
 def make_request(request: Request, scores: NDArray[np.float32] | None = None) -> Arguments:
@@ -88,6 +92,14 @@ def make_request(request: Request, scores: NDArray[np.float32] | None = None) ->
     return Arguments(struct, (tokens, stops, bias, scores))
 
 
+def make_trace(stamps: NDArray[np.int64], first: int) -> Arguments:
+    """``stamps``: [passes][workers][stages][3], filled from the decode pass ``first`` on."""
+    return Arguments(_Trace(stamps.ctypes.data, first, len(stamps)), (stamps,))
+
+
+NO_TRACE = Arguments(_Trace(), ())
+
+
 class Library:
     """A compiled kernel, loaded. Calls let other Python threads run meanwhile."""
 
@@ -101,12 +113,13 @@ class Library:
         signatures: dict[str, tuple[Any, list[Any]]] = {
             "open": (c_void_p, [POINTER(_Setup)]),
             "close": (c_int32, [c_void_p]),
-            "start": (c_int64, [c_void_p, POINTER(structs.Request)]),
+            "start": (c_int64, [c_void_p, POINTER(structs.Request), POINTER(Cache), POINTER(_Trace)]),
             "abort": (None, [c_void_p, c_int64]),
             "wait": (c_int64, [c_void_p, c_int64, c_int32]),
             "status": (c_int32, [c_void_p]),
             "entries": (c_void_p, [c_void_p]),
             "start_ns": (c_int64, [c_void_p]),
+            "steps": (c_uint64, [c_void_p]),
             "stall": (None, [c_void_p, c_void_p]),
         }
         for name, (result, arguments) in signatures.items():
@@ -122,9 +135,10 @@ class Library:
     def close(self, engine: int) -> bool:
         return bool(self._calls.monolane_close(engine))
 
-    def start(self, engine: int, request: Arguments) -> int:
+    def start(self, engine: int, request: Arguments, cache: Cache, trace: Arguments) -> int:
         """The number of the request; 0 where it cannot start."""
-        return int(self._calls.monolane_start(engine, ctypes.byref(request.struct)))
+        given = (ctypes.byref(request.struct), ctypes.byref(cache), ctypes.byref(trace.struct))
+        return int(self._calls.monolane_start(engine, *given))
 
     def abort(self, engine: int, number: int) -> None:
         self._calls.monolane_abort(engine, number)
@@ -141,6 +155,9 @@ class Library:
 
     def start_ns(self, engine: int) -> int:
         return int(self._calls.monolane_start_ns(engine))
+
+    def steps(self, engine: int) -> int:
+        return int(self._calls.monolane_steps(engine))
 
     def stall(self, engine: int) -> tuple[int, int, int]:
         out = (c_int32 * 3)()

@@ -24,7 +24,7 @@ _abandoned: list[object] = []  # memory that a stuck worker may still touch
 
 
 class CpuTarget:
-    """A tape and a cache behind a compiled kernel."""
+    """A tape and the caches of ``slots`` conversations behind a compiled kernel."""
 
     def __init__(
         self,
@@ -34,34 +34,61 @@ class CpuTarget:
         processors: Sequence[int] | None,
         description: str,
         deadline_s: float = DEADLINE_S,
+        slots: int = 1,
     ) -> None:
         self.name = description
         self.context = context
+        self.slots = slots
+        self.stall_s = deadline_s + 1  # the workers find out themselves, and can say who it was
         self.bytes_per_token = tape.plan.bytes_per_token
         self.program = tape.plan.program
+        self._workers = tape.plan.workers
         self._library = library
-        keys, values = (allocate(size, huge=False) for size in cache_sizes(self.program, context))
-        self._setup = native.make_setup(tape, context, keys, values, processors, deadline_s)
+        self._caches = [Cache(self.program, context) for _ in range(slots)]
+        self._setup = native.make_setup(tape, context, processors, deadline_s)
         self._engine: int | None = library.open(self._setup)
         self._users = 0  # calls into the engine under way
         self._idle = threading.Condition()
 
     def run(self, request: Request) -> CpuRun:
-        return CpuRun(self, native.make_request(request), request.logprobs is not None)
+        return CpuRun(self, request)
+
+    def copy(self, source: int, slot: int, tokens: int) -> None:
+        self._caches[slot].take(self._caches[source], tokens)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         scores = np.empty((len(tokens), self.program.vocab), np.float32)
-        arguments = native.make_request(Request(tokens, 0, 0, frozenset(), Sampling()), scores)
-        for _ in CpuRun(self, arguments, False):
+        for _ in CpuRun(self, Request(tokens, 0, 0, frozenset(), Sampling()), scores):
             pass
         return scores
+
+    def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
+        """When each worker came to each stage, had its input and ended, in ns: [pass][worker][stage][3]."""
+        stamps = np.zeros((passes, self._workers, len(self.program.stages), 3), np.int64)
+        run = CpuRun(self, request, trace=native.make_trace(stamps, first))
+        try:
+            for _ in run:
+                pass
+        except BaseException:  # the workers may not have left yet
+            _abandoned.append(stamps)
+            run.abort()
+            raise
+        # A worker comes to a stage when it has done its share of the one before, and then waits for the others.
+        in_order = stamps.transpose(1, 0, 2, 3).reshape(self._workers, -1, 3)
+        began = np.concatenate([in_order[:, :1, 1], in_order[:, :-1, 2]], 1)
+        stamps[..., 0] = began.reshape(self._workers, passes, -1).transpose(1, 0, 2)
+        return stamps
 
     def close(self) -> None:
         with self._idle:
             engine, self._engine = self._engine, None
             self._idle.wait_for(lambda: self._users == 0)
         if engine is not None and not self._library.close(engine):
-            _abandoned.append(self._setup)
+            _abandoned.extend([self._setup, self._caches])
+
+    def cache(self, slot: int) -> native.Cache:
+        """Where a conversation's keys and values lie."""
+        return self._caches[slot].struct
 
     @contextmanager
     def engine(self) -> Iterator[tuple[native.Library, int]]:
@@ -86,13 +113,19 @@ class CpuTarget:
 class CpuRun:
     """A request on the workers."""
 
-    def __init__(self, target: CpuTarget, arguments: native.Arguments, logprobs: bool) -> None:
+    def __init__(
+        self,
+        target: CpuTarget,
+        request: Request,
+        scores: NDArray[np.float32] | None = None,
+        trace: native.Arguments = native.NO_TRACE,
+    ) -> None:
         self._target = target
-        self._arguments = arguments  # keeps what the kernel reads alive
-        self._logprobs = logprobs
+        self._arguments = native.make_request(request, scores)  # keeps what the kernel reads alive
+        self._logprobs = request.logprobs is not None
         self.finish: Finish | None = None
         with target.engine() as (library, engine):
-            self._number = library.start(engine, arguments)
+            self._number = library.start(engine, self._arguments, target.cache(request.slot), trace)
             if not self._number:
                 raise TargetError("A request is still running, or an earlier one got stuck.", "Wait, or load again.")
             self.start_ns = library.start_ns(engine)
@@ -111,6 +144,11 @@ class CpuRun:
             seen = made
             if status != structs.RUNNING:
                 self.finish = self._finish(status)
+
+    @property
+    def steps(self) -> int:
+        with self._target.engine() as (library, engine):
+            return library.steps(engine)
 
     def abort(self) -> None:
         if self.finish is None:
@@ -131,6 +169,24 @@ class CpuRun:
         if status == structs.NOT_A_NUMBER:
             raise TargetError("The model produced logits that are not numbers.", "Its weights are probably damaged.")
         return structs.FINISHES[status]
+
+
+class Cache:
+    """The keys and values of one conversation; memory is taken as it grows."""
+
+    def __init__(self, program: Program, context: int) -> None:
+        self._heads = program.layers * program.attention.kv_heads
+        self._split = program.attention.split
+        self._splits = program.attention.splits(context)
+        self._keys, self._values = (allocate(size, huge=False) for size in cache_sizes(program, context))
+        self.struct = native.Cache(self._keys.ctypes.data, self._values.ctypes.data)
+
+    def take(self, other: Cache, tokens: int) -> None:
+        """The first ``tokens`` tokens of another conversation, in whole splits: what is too much is never read."""
+        splits = -(-tokens // self._split)
+        for mine, theirs in ((self._keys, other._keys), (self._values, other._values)):
+            shape = (self._heads, self._splits, -1)  # a split's positions lie together, whatever their order
+            mine.reshape(shape)[:, :splits] = theirs.reshape(shape)[:, :splits]
 
 
 def cache_sizes(program: Program, context: int) -> tuple[int, int]:

@@ -22,8 +22,8 @@ struct CacheView {  // one layer, one key/value head
   CacheView(const Shared& shared, int layer, int head) {
     const int64_t positions = shared.splits * kSplit;
     const int64_t base = (static_cast<int64_t>(layer) * kKvHeads + head) * positions;
-    keys = static_cast<Cached*>(shared.setup.keys) + base * kHeadDim;
-    values = static_cast<Cached*>(shared.setup.values) + base * kHeadStride;
+    keys = static_cast<Cached*>(shared.cache.keys) + base * kHeadDim;
+    values = static_cast<Cached*>(shared.cache.values) + base * kHeadStride;
   }
   Cached* key(int64_t position, int d) const {
     return keys + (position / kLanes * kHeadDim + d) * kLanes + position % kLanes;

@@ -13,6 +13,7 @@
 #include "embed.hpp"
 #include "project.hpp"
 #include "sample.hpp"
+#include "trace.hpp"
 
 namespace monolane {
 
@@ -41,10 +42,12 @@ class Engine {
   }
 
   // The number of the request, by which it can be aborted; 0 where it cannot start.
-  int64_t start(const Request& request) {
+  int64_t start(const Request& request, const Cache& cache, const Trace& trace) {
     std::lock_guard lock(mutex_);
     if (working_ != 0 || status_ == kStuck) return 0;
     request_ = request;
+    shared_.cache = cache;
+    trace_ = trace;
     sampler_.begin(request);
     made_ = 0;
     leave_at_ = kNever;
@@ -74,6 +77,7 @@ class Engine {
 
   const Entry* entries() const { return entries_.data(); }
   int64_t start_ns() const { return start_ns_; }
+  uint64_t steps() const { return shared_.handoff.step(0); }  // grow as long as the workers are alive
   Stall stall() const { return shared_.handoff.stall(); }
 
  private:
@@ -143,6 +147,7 @@ class Engine {
       const Stage& stage = kStages[s];
       if (pass.logits_from == pass.width && s >= kStages_ - 2) break;  // nobody asks for these logits
       if (worker.id == kStallWorker && s == kStallStage) std::this_thread::sleep_for(std::chrono::seconds(kStallSeconds));
+      mark(worker, pass, s, kHadInput);
       switch (stage.kind) {
         case Kind::kEmbed:
           // One worker looks at the host's flag, and all learn of it at the hand-off.
@@ -159,10 +164,15 @@ class Engine {
           if (worker.id == 0) sample(stage, pass);
           break;
       }
+      mark(worker, pass, s, kEnded);
       if (!shared_.handoff.pass(worker.id, s)) return false;
       if (left(worker)) return true;
     }
     return true;
+  }
+
+  void mark(const Worker& worker, const Pass& pass, int stage, Mark what) const {
+    if (trace_.stamps) trace_.mark(pass.start - request_.token_count, shared_.setup.workers, worker.id, stage, what);
   }
 
   void sample(const Stage& stage, const Pass& pass) {
@@ -193,6 +203,7 @@ class Engine {
   Shared shared_;
   Sampler sampler_;
   Request request_{};
+  Trace trace_{};
   std::vector<Entry> entries_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
@@ -223,12 +234,15 @@ int monolane_close(void* engine) {
   delete static_cast<Engine*>(engine);
   return 1;
 }
-int64_t monolane_start(void* engine, const monolane::Request* request) { return static_cast<Engine*>(engine)->start(*request); }
+int64_t monolane_start(void* engine, const monolane::Request* request, const monolane::Cache* cache, const monolane::Trace* trace) {
+  return static_cast<Engine*>(engine)->start(*request, *cache, *trace);
+}
 void monolane_abort(void* engine, int64_t round) { static_cast<Engine*>(engine)->abort(round); }
 int64_t monolane_wait(void* engine, int64_t seen, int timeout_ms) { return static_cast<Engine*>(engine)->wait(seen, timeout_ms); }
 int32_t monolane_status(void* engine) { return static_cast<Engine*>(engine)->status(); }
 const void* monolane_entries(void* engine) { return static_cast<Engine*>(engine)->entries(); }
 int64_t monolane_start_ns(void* engine) { return static_cast<Engine*>(engine)->start_ns(); }
+uint64_t monolane_steps(void* engine) { return static_cast<Engine*>(engine)->steps(); }
 void monolane_stall(void* engine, int32_t* out) {
   const monolane::Stall stall = static_cast<Engine*>(engine)->stall();
   out[0] = stall.worker, out[1] = stall.missing, out[2] = stall.stage;

@@ -9,10 +9,14 @@ struct Setup {
   const uint8_t* const* tapes;
   const float* constants;
   const uint16_t* table;  // the embedding where it is not the head's matrix, else null
-  void* keys;
-  void* values;
   const int32_t* processors;  // one per worker, or null: not pinned
   double deadline_s;          // the longest a worker waits for another
+};
+
+// Where the keys and values of one conversation lie.
+struct Cache {
+  void* keys;
+  void* values;
 };
 
 }  // namespace monolane

@@ -58,6 +58,7 @@ struct Shared {
   const Segment& segment(int worker, int projection) const { return setup.segments[worker * kProjections + projection]; }
 
   const Setup setup;
+  Cache cache{};  // of the request under way
   Handoff handoff;
   int64_t splits;
   std::vector<Floats> buffers;

@@ -1,0 +1,192 @@
+"""One request to an engine in another process, as whoever asked sees it: events from the queue to the last token."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Self
+
+from monolane.engine.result import FINISH_REASONS, Completion, Delta
+from monolane.engine.transcript import Transcript, completion
+from monolane.errors import SlowReaderError, UsageError
+from monolane.target.base import Finish, Request, Token
+
+MAX_UNREAD = 1 << 16  # tokens and their logprobs that wait to be read; then the reader is given up
+
+
+@dataclass(frozen=True)
+class Queued:
+    """It has to wait: the n-th in the queue, 1 for the next."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """Its turn has come, after ``queue_s`` seconds; so many tokens of its prompt need not be computed again."""
+
+    cached_tokens: int
+    queue_s: float
+
+
+Event = Queued | Started | Delta
+
+
+class Answer:
+    """Iterate for the events; afterwards ``result`` is the whole answer. Leaving ``async with`` cancels it.
+
+    The reader's pace is its own: what it has not read is joined into one piece, and the engine never waits for it.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        transcript: Transcript,
+        grammar: str | None,
+        bytes_per_token: int,
+        on_cancel: Callable[[Answer], None],
+    ) -> None:
+        self.request = request
+        self.grammar = grammar
+        self.prompt_tokens = len(request.tokens)
+        self.position = 0
+        self.cached_tokens = 0
+        self._transcript = transcript
+        self._bytes_per_token = bytes_per_token
+        self._on_cancel = on_cancel
+        self._asked = time.monotonic()
+        self._queue_s = 0.0
+        self._queued: Queued | None = None
+        self._started: Started | None = None
+        self._unread: list[Delta] = []
+        self._unread_size = 0
+        self._news = asyncio.Event()
+        self._result: Completion | None = None
+        self._error: Exception | None = None
+
+    # --- for whoever asked ---
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while (event := self._next_event()) is None:
+            if self._error is not None:
+                raise self._error
+            if self._result is not None:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return event
+
+    async def whole(self) -> Completion:
+        """Read to the end."""
+        async with self:
+            async for _ in self:
+                pass
+        return self.result
+
+    @property
+    def result(self) -> Completion:
+        """The whole answer, once the iteration has ended."""
+        if self._result is None:
+            raise UsageError(
+                "The answer has not come to its end.", "Read it to the end first; then ask for its result."
+            )
+        return self._result
+
+    def cancel(self) -> None:
+        """Give it up: out of the queue at once, or stopped within a token. Once it is over, nothing happens."""
+        if not self.over:
+            self._on_cancel(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    # --- for the engine ---
+
+    @property
+    def over(self) -> bool:
+        return self._result is not None or self._error is not None
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def moved(self, position: int) -> None:
+        self.position = position
+        self._queued = Queued(position)
+        self._news.set()
+
+    def turn_comes(self) -> None:
+        self.position, self._queued = 0, None
+        self._queue_s = time.monotonic() - self._asked
+
+    def started(self, cached_tokens: int) -> None:
+        self.cached_tokens = cached_tokens
+        self._started = Started(cached_tokens, self._queue_s)
+        self._news.set()
+
+    def take(self, tokens: Sequence[Token]) -> bool:
+        """More tokens; False when no more are wanted: a stop string has come, or nobody reads."""
+        if self.over:
+            return False
+        self._show(self._transcript.take(tokens))
+        if self._unread_size > MAX_UNREAD:
+            self._unread.clear()
+            self.fail(SlowReaderError(f"{MAX_UNREAD} tokens of the answer were not read.", "Read faster."))
+        return not self._transcript.stopped and not self.over
+
+    def end(self, finish: Finish, start_ns: int = 0) -> None:
+        if self.over:
+            return
+        self._show(self._transcript.flush())
+        self._result = completion(
+            self.request,
+            self._transcript,
+            "stop" if self._transcript.stopped else FINISH_REASONS[finish],
+            cached_tokens=self.cached_tokens,
+            queue_s=self._queue_s,
+            start_ns=start_ns,
+            bytes_per_token=self._bytes_per_token,
+        )
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        if not self.over:
+            self._error = error
+            self._news.set()
+
+    def _show(self, delta: Delta | None) -> None:
+        if delta:
+            self._unread.append(delta)
+            self._unread_size += len(delta.token_ids) + sum(1 + len(entry.top) for entry in delta.logprobs or ())
+            self._news.set()
+
+    def _next_event(self) -> Event | None:
+        if (queued := self._queued) is not None:
+            self._queued = None
+            return queued
+        if (started := self._started) is not None:
+            self._started = None
+            return started
+        unread, self._unread, self._unread_size = self._unread, [], 0
+        return joined(unread) if unread else None
+
+
+def joined(pieces: Sequence[Delta]) -> Delta:
+    """Several pieces of an answer as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    return Delta(
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(chain.from_iterable(piece.token_ids for piece in pieces)),
+        logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
+    )

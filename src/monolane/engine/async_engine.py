@@ -1,0 +1,256 @@
+"""A model that answers many clients, one at a time, from a process of its own. For the event loop of a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monolane.engine import messages
+from monolane.engine.answer import Answer
+from monolane.engine.daemon_thread import in_daemon_thread
+from monolane.engine.dispatch import Dispatch
+from monolane.engine.engine_process import EngineProcess
+from monolane.engine.grammar import require_llguidance
+from monolane.engine.load_progress import LoadProgress
+from monolane.engine.params import SamplingParams
+from monolane.engine.prompt import Message, chat_tokens, make_request, make_transcript
+from monolane.engine.state import Counters, EngineState, Status, TargetInfo
+from monolane.engine.supervisor import Supervisor
+from monolane.engine.worker import worker_command
+from monolane.errors import EngineFailedError, NotReadyError
+
+if TYPE_CHECKING:
+    from monolane.model.load import Model
+    from monolane.model.progress import Progress
+
+QUEUE_LIMIT = 64
+STALL_S = 0.8  # without a sign of life from process or device; with the time to notice, an error comes within 1 s
+END_S = 1.0  # for the running request to end, once it has been cancelled
+
+
+class AsyncEngine:
+    """One request decodes at a time, others wait in a queue. All methods belong to the event loop that started it.
+
+    load     reads the model without its weights; called in a thread
+    command  what starts the process that answers for it
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Progress], Model],
+        command: Callable[[Model], Sequence[str]],
+        *,
+        queue_limit: int = QUEUE_LIMIT,
+        progress: Progress | None = None,
+    ) -> None:
+        self._load = load
+        self._command = command
+        self._progress = LoadProgress(progress)
+        self._dispatch = Dispatch(queue_limit)
+        self._supervisor: Supervisor | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._status: Status = "loading"
+        self._problem: str | None = None
+        self.model: Model | None = None
+        self.target: TargetInfo | None = None
+
+    @classmethod
+    def for_model(
+        cls,
+        spec: str | Path,
+        *,
+        device: str = "auto",
+        workers: int | None = None,
+        context: int | None = None,
+        queue_limit: int = QUEUE_LIMIT,
+        progress: Progress | None = None,
+    ) -> AsyncEngine:
+        """An engine for a model by name, hub id, folder or GGUF file; the options are those of LLM."""
+
+        def load(progress: Progress) -> Model:
+            from monolane.model.fetch import resolve
+            from monolane.model.load import load_model
+
+            return load_model(resolve(str(spec), progress))
+
+        def command(model: Model) -> list[str]:
+            return worker_command(model.path, device, workers, context)
+
+        return cls(load, command, queue_limit=queue_limit, progress=progress)
+
+    # --- its life ---
+
+    async def start(self) -> None:
+        """Return when it is ready; raise what went wrong."""
+        if self._status != "loading":
+            raise self._not_ready()
+        self._starting = asyncio.create_task(self._start())
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            if self._status not in ("stopping", "closed"):
+                raise
+            raise self._not_ready() from None
+        except Exception as error:
+            self._status, self._problem = "failed", str(error).split("\n")[0]
+            raise
+
+    async def close(self, drain_s: float = 3.0) -> None:
+        """No new requests; those accepted get ``drain_s`` seconds. Then everything ends, the process too."""
+        if self._status in ("stopping", "closed"):
+            return
+        self._status = "stopping"
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        await self._dispatch.drained(drain_s)
+        self._dispatch.refuse_waiting(self._not_ready())
+        if (running := self._dispatch.running) is not None:
+            running.cancel()
+            await self._dispatch.drained(END_S)
+        if self._supervisor is not None:
+            await self._supervisor.close()
+        self._dispatch.disconnect(self._not_ready())
+        self._status = "closed"
+
+    @property
+    def state(self) -> EngineState:
+        process = self._process
+        return EngineState(
+            status=self._status,
+            label=self._progress.label,
+            done_bytes=self._progress.done_bytes,
+            total_bytes=self._progress.total_bytes,
+            restarts=self.counters.restarts,
+            problem=self._problem,
+            worker_pid=None if process is None else process.pid,
+        )
+
+    # --- requests ---
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        grammar: str | None = None,
+    ) -> Answer:
+        """Answer the last of ``messages``: mappings with ``role`` and ``content``, oldest first."""
+        return self.submit(await self.chat_tokens(messages, tools=tools), params or SamplingParams(), grammar=grammar)
+
+    async def complete(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, grammar: str | None = None
+    ) -> Answer:
+        """Continue a prompt, text or token ids."""
+        tokens = await self.text_tokens(prompt) if isinstance(prompt, str) else prompt
+        return self.submit(tokens, params or SamplingParams(), grammar=grammar)
+
+    # Long texts take a while: these two work in a thread, so that the answers that are being sent go on.
+
+    async def chat_tokens(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, object]] | None = None
+    ) -> list[int]:
+        return await asyncio.to_thread(chat_tokens, self._loaded(), messages, tools)
+
+    async def text_tokens(self, text: str) -> list[int]:
+        return await asyncio.to_thread(self._loaded().tokenizer.encode, text)
+
+    def submit(self, tokens: Sequence[int], params: SamplingParams, *, grammar: str | None = None) -> Answer:
+        """A place in the queue. What is wrong with the request, or full, or not ready, is raised here."""
+        model, target = self._loaded(), self.target
+        if self._status != "ready" or target is None:
+            raise self._not_ready()
+        if grammar is not None:
+            require_llguidance()
+        request = make_request(model, target.context, tokens, params)
+        transcript = make_transcript(model, request, params)
+        answer = Answer(request, transcript, grammar, target.bytes_per_token, self._dispatch.cancel)
+        self._dispatch.add(answer)
+        return answer
+
+    @property
+    def running(self) -> bool:
+        return self._dispatch.running is not None
+
+    @property
+    def queue_depth(self) -> int:
+        """Requests that wait, without the one that runs."""
+        return len(self._dispatch.queue)
+
+    @property
+    def queue_limit(self) -> int:
+        return self._dispatch.queue.limit
+
+    @property
+    def counters(self) -> Counters:
+        return self._dispatch.counters
+
+    # --- what the supervisor tells ---
+
+    def on_message(self, message: messages.FromEngine) -> None:
+        match message:
+            case messages.Loading():
+                self._progress.hear(message)
+            case messages.Note(text):
+                self._progress.note(text)
+            case messages.Ready(name, context, bytes_per_token, slots):
+                self._progress.done()
+                self.target = TargetInfo(name, context, bytes_per_token, slots)
+                if self._status in ("loading", "restarting"):
+                    self._status, self._problem = "ready", None
+                if (process := self._process) is not None:
+                    self._dispatch.connect(process)
+            case messages.Failed(_, text):
+                self._restarting(text)
+                self._dispatch.hear(message)
+            case _:
+                self._dispatch.hear(message)
+
+    def on_end(self, problem: str) -> None:
+        self.counters.restarts += 1
+        self._restarting(problem)
+        text = f"The engine failed while it answered: {problem}."
+        self._dispatch.disconnect(EngineFailedError(text, "It is restarting: ask again in a moment."))
+
+    def on_failed_restart(self, problem: str) -> None:
+        self._progress.done()
+        self._restarting(problem)
+        self._dispatch.refuse_waiting(self._not_ready())
+
+    # --- inside ---
+
+    async def _start(self) -> None:
+        self.model = await in_daemon_thread(lambda: self._load(self._progress))
+        self._progress.done()
+        self._supervisor = Supervisor(self._command(self.model), self, STALL_S)
+        try:
+            await self._supervisor.start()
+        except BaseException:
+            await self._supervisor.close()
+            raise
+
+    @property
+    def _process(self) -> EngineProcess | None:
+        return None if self._supervisor is None else self._supervisor.process
+
+    def _restarting(self, problem: str) -> None:
+        self._problem = problem
+        if self._status == "ready":
+            self._status = "restarting"
+
+    def _loaded(self) -> Model:
+        if self.model is None:
+            raise self._not_ready()
+        return self.model
+
+    def _not_ready(self) -> NotReadyError:
+        if self._status in ("stopping", "closed"):
+            return NotReadyError("The engine is being closed.", "Ask again when the server is back.")
+        if self._status == "restarting":
+            return NotReadyError(f"The engine is restarting: {self._problem}.", "Ask again in a moment.")
+        if self._status == "failed":
+            return NotReadyError(f"The model could not be loaded: {self._problem}", "See to that, and start again.")
+        return NotReadyError("The model is still loading.", "Ask again in a moment.")

@@ -1,0 +1,69 @@
+"""From what a user asks to what a target is told, with every mistake found before anything runs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from monolane.engine.params import SamplingParams, check_token_ids
+from monolane.engine.transcript import Transcript
+from monolane.errors import UsageError
+from monolane.target.base import Request
+
+if TYPE_CHECKING:
+    from monolane.model.load import Model
+
+Message = Mapping[str, object]
+
+
+def chat_tokens(
+    model: Model, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
+) -> list[int]:
+    """The prompt that asks for an answer to the last of ``messages``."""
+    if model.chat is None:
+        raise UsageError(
+            f"{model.name} has no chat template.",
+            "Use an instruction-tuned model, or generate() (`monolane generate`), which continues plain text.",
+        )
+    # The template has written the special tokens itself; the tokenizer adds none.
+    return model.tokenizer.encode(model.chat.render(messages, tools=tools), special=False)
+
+
+def make_request(model: Model, context: int, tokens: Sequence[int], params: SamplingParams) -> Request:
+    """What the target is told; its cache is filled in when its turn comes."""
+    vocab = model.config.vocab
+    check_token_ids("The prompt", tokens, vocab)
+    params.check_ids(vocab)
+    room = _room(model, context, tokens)
+    seed = secrets.randbits(53) if params.seed is None else params.seed  # 53 bits: exact in any JSON reader
+    ends = frozenset() if params.ignore_eos else frozenset(model.stop_tokens)
+    return Request(
+        tokens=tokens,
+        cached=0,
+        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        stop_tokens=ends | frozenset(params.stop_token_ids),
+        sampling=params.sampling(seed, vocab),
+        logprobs=params.logprobs,
+    )
+
+
+def make_transcript(model: Model, request: Request, params: SamplingParams) -> Transcript:
+    """The empty answer to a request."""
+    return Transcript(model.tokenizer.stream(), params.stop_strings, request.stop_tokens, params.logprobs is not None)
+
+
+def _room(model: Model, context: int, tokens: Sequence[int]) -> int:
+    """Tokens the answer may have before the context is full."""
+    if not tokens:
+        raise UsageError("The prompt is empty.", "This model has no token to start from: give at least one word.")
+    room = context - len(tokens)
+    if room < 1:
+        longest = model.config.context
+        raise UsageError(
+            f"The prompt has {len(tokens)} tokens, and the context holds {context}, answer included.",
+            f"Shorten it, or open the model with a larger context (context=, --context), up to {longest}."
+            if longest > context
+            else f"Shorten it: {longest} is all that this model was made for.",
+        )
+    return room

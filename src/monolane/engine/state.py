@@ -1,0 +1,48 @@
+"""What can be asked about an engine at any time: what it is doing, what it runs on, what it has done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Status = Literal["loading", "ready", "restarting", "stopping", "failed", "closed"]
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """``label`` and bytes: the step of the loading under way. ``problem``: why it restarts or has failed."""
+
+    status: Status
+    label: str | None
+    done_bytes: int
+    total_bytes: int
+    restarts: int
+    problem: str | None
+    worker_pid: int | None
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """What the model runs on. ``context`` counts tokens, ``slots`` conversations that can stay resident."""
+
+    name: str
+    context: int
+    bytes_per_token: int
+    slots: int
+
+
+@dataclass
+class Counters:
+    """Totals since the start. The times are sums over the requests that got so far."""
+
+    requests: int = 0
+    refused: int = 0
+    failed: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cache_hits: int = 0
+    generated_tokens: int = 0
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    restarts: int = 0

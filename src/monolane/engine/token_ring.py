@@ -1,0 +1,96 @@
+"""Tokens on their way from the engine's process to its supervisor, and the engine's heartbeat: memory that both see.
+
+One side writes, the other reads; how far the writer has come travels as a message (``messages.Tokens``), so nobody
+looks at a token before it is there. The memory has no name: it is gone with the two processes, however they end.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+from monolane.program.sample import MAX_LOGPROBS
+from monolane.target.base import Token
+
+CAPACITY = 4096  # tokens: most of a second at 5,000 tokens/s
+FULL_POLL_S = 1e-3
+
+_BEAT = struct.Struct("<Q")
+_READ = struct.Struct("<Q")
+_BEAT_AT, _READ_AT, _TOKENS_AT = 0, 64, 128  # a cache line each for what each side writes
+_TOKEN = struct.Struct("<iiqd")  # id, number of likeliest tokens (-1: no logprobs at all), time in ns, logprob
+_TOP = struct.Struct("<id")
+_STRIDE = _TOKEN.size + MAX_LOGPROBS * _TOP.size
+_NO_LOGPROBS = -1
+
+
+class TokenRing:
+    """Both ends of the ring. ``open_ring`` makes one; the other process maps the same file."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+        self._memory = mmap.mmap(file, _TOKENS_AT + CAPACITY * _STRIDE)
+        self._done = 0  # tokens written, or read, by this side
+
+    @property
+    def written(self) -> int:
+        return self._done
+
+    def beat(self) -> None:
+        """The engine is alive."""
+        _BEAT.pack_into(self._memory, _BEAT_AT, self.beats + 1)
+
+    @property
+    def beats(self) -> int:
+        return int(_BEAT.unpack_from(self._memory, _BEAT_AT)[0])
+
+    def write(self, tokens: Sequence[Token], while_full: Callable[[], None]) -> None:
+        """Put tokens in; where the reader is behind by a whole ring, wait for it."""
+        for token in tokens:
+            while self._done - _READ.unpack_from(self._memory, _READ_AT)[0] >= CAPACITY:
+                while_full()
+                time.sleep(FULL_POLL_S)
+            self._put(token, _TOKENS_AT + self._done % CAPACITY * _STRIDE)
+            self._done += 1
+
+    def read(self, written: int) -> list[Token]:
+        """Take out what has been written up to there."""
+        tokens = [self._get(_TOKENS_AT + place % CAPACITY * _STRIDE) for place in range(self._done, written)]
+        self._done = written
+        _READ.pack_into(self._memory, _READ_AT, written)
+        return tokens
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.file)
+
+    def _put(self, token: Token, place: int) -> None:
+        count = _NO_LOGPROBS if token.logprob is None else len(token.top)
+        _TOKEN.pack_into(self._memory, place, token.id, count, token.time_ns, token.logprob or 0.0)
+        for index, (other, logprob) in enumerate(token.top):
+            _TOP.pack_into(self._memory, place + _TOKEN.size + index * _TOP.size, other, logprob)
+
+    def _get(self, place: int) -> Token:
+        token, count, time_ns, logprob = _TOKEN.unpack_from(self._memory, place)
+        if count == _NO_LOGPROBS:
+            return Token(token, time_ns)
+        tops = place + _TOKEN.size
+        top = tuple(
+            _TOP.unpack_from(self._memory, tops + index * _TOP.size) for index in range(min(count, MAX_LOGPROBS))
+        )
+        return Token(token, time_ns, logprob, top)
+
+
+def open_ring() -> TokenRing:
+    """Fresh memory, which a child process can be given by its file's number."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("monolane-tokens")
+    else:
+        with tempfile.TemporaryFile() as unnamed:
+            file = os.dup(unnamed.fileno())
+    os.ftruncate(file, _TOKENS_AT + CAPACITY * _STRIDE)
+    return TokenRing(file)
