@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from fake_llm import FakeTarget, encode, fake_llm
 from monolane import ModelFileError, cli
+from monolane.bench.shapes import SHAPES
 from monolane.model import fetch
 from monolane.progress_bar import PlainProgress, TerminalProgress
 
@@ -68,7 +70,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return Terminal(monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("command", ["pull", "models", "generate", "chat", "inspect", "serve"])
+@pytest.mark.parametrize("command", ["pull", "models", "generate", "chat", "inspect", "trace", "serve"])
 def test_help_explains_every_command(terminal: Terminal, command: str) -> None:
     assert command in terminal.run("--help")[1]
     code, out, _ = terminal.run(command, "--help")
@@ -237,6 +239,33 @@ def test_inspect_shows_the_program_and_draws_it(terminal: Terminal, tmp_path: Pa
     assert "3 worker" in out
     assert picture.read_text().lstrip().startswith("<?xml")
     assert terminal.run("inspect", str(tmp_path), "--workers", "0")[0] == 2
+    code, _, err = terminal.run("inspect", str(tmp_path), "--device", "cuda", "--workers", "3")
+    assert code == 2
+    assert "multiprocessor" in err
+    code, _, err = terminal.run("inspect", str(tmp_path), "--device", "tpu")
+    assert code == 2
+    assert "cuda, cpu" in err
+
+
+def test_trace_shows_where_the_time_goes_and_draws_it(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = replace(SHAPES["smollm2-135m"], hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=64, vocab=50,
+                   windows=(None,))  # fmt: skip
+    monkeypatch.setitem(SHAPES, "tiny", tiny)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = terminal.run("trace", "--shape", "tiny", "--tokens", "2", "--device", "cpu", "--workers", "2")
+    assert code == 0
+    assert "tiny, cpu (2 x" in out
+    assert "gate_up" in out
+    assert "trace: trace.json" in err
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert (tmp_path / "trace.svg").read_text().startswith("<?xml")
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("trace.json", "trace.svg")]
+    for wrong in (("--shape", "huge"), ("some-model", "--shape", "tiny"), ("--shape", "tiny", "--out", "x.txt")):
+        code, _, err = terminal.run("trace", *wrong)
+        assert code == 2
+        assert err.count("\n") == 2
 
 
 def test_models_are_listed(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

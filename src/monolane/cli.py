@@ -14,7 +14,9 @@ from monolane.errors import MonolaneError, UsageError
 from monolane.model.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from monolane.engine.async_engine import AsyncEngine
     from monolane.engine.llm import LLM
+    from monolane.model.progress import Progress
 
 app = typer.Typer(
     name="monolane",
@@ -172,41 +174,113 @@ def chat(
 @app.command()
 def inspect(
     model: options.ModelSpec = DEFAULT_MODEL,
+    device: options.Device = "auto",
     workers: options.Workers = None,
     context: options.Context = None,
     picture: Annotated[
         Path, typer.Option(metavar="FILE", help="Where the picture of the tapes goes (.svg, .png or .pdf).")
     ] = Path("plan.svg"),
 ) -> None:
-    """Show a model's program: stages, bytes per stage and worker, hand-offs, balance; and draw its tapes."""
+    """Show a model's program: stages, bytes per stage and worker, hand-offs, balance; and draw its tapes.
+
+    For cuda also the kernel, without a GPU: registers, shared memory, ring, and the time each stage should take.
+    """
     from monolane.model.fetch import resolve
     from monolane.model.load import load_config
     from monolane.program import inspect as program
     from monolane.progress_bar import progress_bar
-    from monolane.target.opening import choose_context, plan_for
+    from monolane.target.cuda import inspect as cuda
+    from monolane.target.opening import DEVICES, choose_context, plan_for
 
+    if device not in DEVICES:
+        raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
+    card = cuda.choose_card(device, workers)
     config = load_config(resolve(model, progress_bar()))
-    plan = plan_for(config, workers)
-    typer.echo(program.report(plan, choose_context(config.context, context)))
+    length = choose_context(config.context, context)
+    plan = cuda.plan_for(config, card) if card else plan_for(config, workers)
+    parts = [program.report(plan, length), *([cuda.report(plan, length, card)] if card else [])]
+    typer.echo("\n\n".join(parts))
     program.picture(plan, picture)
     typer.echo(f"picture: {picture}", err=True)
 
 
 @app.command()
+def trace(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help=f"As for generate. Default: {DEFAULT_MODEL}.")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="A model of this shape with made-up weights instead, such as llama-3.2-1b.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to trace.")] = 8,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where the trace goes (.json); open it in ui.perfetto.dev.")
+    ] = Path("trace.json"),
+    picture: Annotated[Path, typer.Option(metavar="FILE", help="Where the picture of it goes (.svg).")] = Path(
+        "trace.svg"
+    ),
+    device: options.Device = "auto",
+    workers: options.Workers = None,
+) -> None:
+    """Show where the time of a token goes: when every worker waited and worked, stage by stage; and draw it."""
+    from monolane.bench import shapes, trace_run
+    from monolane.progress_bar import progress_bar
+
+    if shape is not None and model is not None:
+        raise UsageError("A model and --shape were given.", "Choose one of the two.")
+    how = trace_run.How(tokens, device, workers, out, picture)
+    progress = progress_bar()
+    if shape is not None:
+        config = shapes.named(shape)
+        typer.echo(trace_run.run(shape, config, shapes.MadeUpWeights(config), how, progress))
+    else:
+        from monolane.model.fetch import resolve
+        from monolane.model.load import load_model
+
+        found = load_model(resolve(model or DEFAULT_MODEL, progress))
+        typer.echo(trace_run.run(found.name, found.config, found.weights, how, progress))
+    typer.echo(f"trace: {out}\npicture: {picture}", err=True)
+
+
+@app.command()
 def serve(
-    model: options.ModelSpec = DEFAULT_MODEL,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
+    model: options.ServedModel = DEFAULT_MODEL,
+    config: options.Config = None,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
+    served_model_name: options.ServedName = None,
+    api_key: options.ApiKey = None,
+    api_key_file: options.ApiKeyFile = None,
+    allow_origin: options.AllowOrigin = None,
+    queue_limit: options.QueueLimit = 64,
+    max_connections: options.MaxConnections = 512,
+    log_level: options.LogLevel = "info",
+    ceiling: options.Ceiling = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
     context: options.Context = None,
 ) -> None:
-    """Serve a model to OpenAI clients: /v1/chat/completions, /v1/models, /health."""
-    from monolane.serve.run import serve as run_server
+    """Serve a model to clients of OpenAI and Anthropic, with a playground at /. Ctrl-C ends it."""
+    from monolane.progress_bar import progress_bar
+    from monolane.serve import request_log, run
+    from monolane.serve.service import Service
 
-    name = Path(model).name if Path(model).exists() else model
-    run_server(
-        lambda: _open(model, device, workers, context), name, host, port, lambda text: typer.echo(text, err=True)
+    key = options.api_key(api_key, api_key_file)
+    request_log.set_up(options.log_level(log_level))
+    name = served_model_name or (Path(model).name if Path(model).exists() else model)
+    engine = _engine(model, device, workers, context, queue_limit, progress_bar())
+    service = Service(engine, name, None if ceiling is None else ceiling * 1e9)
+    settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)
+    run.serve(service, settings, lambda text: typer.echo(text, err=True))
+
+
+def _engine(
+    model: str, device: str, workers: int | None, context: int | None, queue_limit: int, progress: Progress
+) -> AsyncEngine:
+    from monolane.engine.async_engine import AsyncEngine
+
+    return AsyncEngine.for_model(
+        model, device=device, workers=workers, context=context, queue_limit=queue_limit, progress=progress
     )
 
 

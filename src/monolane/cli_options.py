@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from monolane.errors import UsageError
 
-MACHINE, SAMPLING = "Machine", "Sampling"
+MACHINE, SAMPLING, SERVER = "Machine", "Sampling", "Server"
 
 ModelSpec = Annotated[
     str,
@@ -20,16 +23,26 @@ ModelSpec = Annotated[
 
 Device = Annotated[
     str,
-    typer.Option(help="auto, cuda, cpu, or interpreter (NumPy, slow).", rich_help_panel=MACHINE),
+    typer.Option(
+        help="auto, cuda, cpu, or interpreter (NumPy, slow).", rich_help_panel=MACHINE, envvar="MONOLANE_DEVICE"
+    ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(help="Threads that compute. Default: as many as suit this machine.", rich_help_panel=MACHINE),
+    typer.Option(
+        help="Threads that compute. Default: as many as suit this machine.",
+        rich_help_panel=MACHINE,
+        envvar="MONOLANE_WORKERS",
+    ),
 ]
 Context = Annotated[
     int | None,
     typer.Option(
-        help="Tokens that prompt and answer may have together. Default: chosen for the model.", rich_help_panel=MACHINE
+        "--context",
+        "--max-model-len",
+        help="Tokens that prompt and answer may have together. Default: chosen for the model.",
+        rich_help_panel=MACHINE,
+        envvar="MONOLANE_CONTEXT",
     ),
 ]
 
@@ -84,6 +97,157 @@ Logprobs = Annotated[
         help="With --json: log probabilities of each token and of the N likeliest ones.", rich_help_panel=SAMPLING
     ),
 ]
+
+# --- the server's; each can also be set in a file or by an environment variable ---
+
+MAX_KEY_CHARS = 1024
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take what a TOML file says as defaults: the command line and the environment win."""
+    if path is None:
+        return None
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Check --config.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}.", "Write lines such as: port = 8080") from error
+    names = {option.lstrip("-"): parameter.name for parameter in context.command.params for option in parameter.opts}
+    del names["config"]
+    settings = {}
+    for key, value in values.items():
+        name = names.get(key.replace("_", "-")) or names.get(key)
+        if name is None:
+            raise UsageError(f"{path} sets {key!r}, which is no option.", f"There are: {', '.join(sorted(names))}.")
+        settings[name] = value
+    context.default_map = settings
+    return path
+
+
+ServedModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A name (see 'monolane models'), a hub id, a folder with safetensors, or a .gguf file.",
+        envvar="MONOLANE_MODEL",
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Options from a TOML file, spelled as here without the dashes: port = 8080.",
+        callback=_read_config,
+        is_eager=True,
+        envvar="MONOLANE_CONFIG",
+        rich_help_panel=SERVER,
+    ),
+]
+Host = Annotated[
+    str,
+    typer.Option(
+        help="Address to listen on; 0.0.0.0 lets other machines in.", envvar="MONOLANE_HOST", rich_help_panel=SERVER
+    ),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        min=0, max=65535, help="Port to listen on; 0: any free one.", envvar="MONOLANE_PORT", rich_help_panel=SERVER
+    ),
+]
+ServedName = Annotated[
+    str | None,
+    typer.Option(
+        "--served-model-name",
+        help="What clients call the model. Default: its name.",
+        envvar="MONOLANE_SERVED_MODEL_NAME",
+        rich_help_panel=SERVER,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="What clients must show. Others on this machine can see it: prefer a file or the environment.",
+        envvar="MONOLANE_API_KEY",
+        rich_help_panel=SERVER,
+    ),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="A file that holds the API key.", envvar="MONOLANE_API_KEY_FILE", rich_help_panel=SERVER
+    ),
+]
+AllowOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="Another site whose pages may use the server; may be given several times.",
+        envvar="MONOLANE_ALLOW_ORIGIN",
+        rich_help_panel=SERVER,
+    ),
+]
+QueueLimit = Annotated[
+    int,
+    typer.Option(
+        min=0, max=4096, help="Requests that may wait.", envvar="MONOLANE_QUEUE_LIMIT", rich_help_panel=SERVER
+    ),
+]
+MaxConnections = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=65536,
+        help="Connections at a time.",
+        envvar="MONOLANE_MAX_CONNECTIONS",
+        rich_help_panel=SERVER,
+    ),
+]
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        help="debug, info (a line for each request), warning or error.",
+        envvar="MONOLANE_LOG_LEVEL",
+        rich_help_panel=SERVER,
+    ),
+]
+Ceiling = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        metavar="GB/S",
+        help="Read bandwidth of this machine, against which the use of it is shown; "
+        "'python -m monolane.bench decode' measures it.",
+        envvar="MONOLANE_CEILING",
+        rich_help_panel=SERVER,
+    ),
+]
+
+
+def api_key(key: str | None, file: Path | None) -> str | None:
+    """The key that clients must show, from wherever it was given."""
+    if key is not None and file is not None:
+        raise UsageError("An API key and a file with one were given.", "Choose --api-key or --api-key-file.")
+    if file is not None:
+        try:
+            with file.open(encoding="utf-8") as opened:
+                key = opened.read(4 * MAX_KEY_CHARS).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"The API key in {file} cannot be read: {error}.", "Check --api-key-file.") from error
+    if key is not None and not re.fullmatch(rf"[!-~]{{1,{MAX_KEY_CHARS}}}", key):
+        raise UsageError(
+            "The API key is empty, too long, or has characters that headers cannot carry.",
+            f"Use 1 to {MAX_KEY_CHARS} letters, digits and signs, without spaces.",
+        )
+    return key
+
+
+def log_level(name: str) -> str:
+    levels = ("debug", "info", "warning", "error")
+    if name.lower() not in levels:
+        raise UsageError(f"--log-level is {name!r}.", f"Choose one of: {', '.join(levels)}.")
+    return name.lower()
 
 
 def biases(entries: list[str] | None) -> dict[int, float]:

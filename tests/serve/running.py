@@ -1,66 +1,138 @@
-"""A real server on a free port, in a thread, with the fake model behind it."""
+"""A real server on a free port, in a thread, with a synthetic engine in a process of its own behind it."""
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from fake_llm import FakeTarget, fake_llm
-from monolane.serve.app import Service
-from monolane.serve.run import address, listen, make_server
+from monolane.engine.answer import Answer
+from monolane.engine.async_engine import AsyncEngine
+from monolane.engine.synthetic import synthetic_engine, synthetic_model
+from monolane.serve.run import Server, Settings, address, listen
+from monolane.serve.service import Service
+
+HELLO = "Hello there.<eos>"
+ENDLESS = 60_000  # tokens of context: at 100 tok/s, minutes
 
 
 @dataclass
 class Running:
     url: str
     service: Service
-    target: FakeTarget
+    key: str | None = None
+    answers: list[Answer] = field(default_factory=list)  # to everything that was asked
+    style_answer: str = ""  # what the engine says, where a test wants to know
 
-    def waiting(self) -> int:
-        """Requests in the queue behind the one that runs."""
-        return self.service.worker._work_queue.qsize()
+    @property
+    def engine(self) -> AsyncEngine:
+        return self.service.engine
+
+    def ready(self) -> None:
+        until(lambda: self.engine.state.status == "ready")
+
+    def get(self, path: str) -> tuple[int, Any]:
+        return self.call(path, None)
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        return self.call(path, body if isinstance(body, bytes) else json.dumps(body).encode())
+
+    def call(self, path: str, raw: bytes | None, **headers: str) -> tuple[int, Any]:
+        """Status and body of a request, good or bad; JSON where it is JSON."""
+        try:
+            with self.open(path, raw, **headers) as response:
+                return response.status, _body(response)
+        except HTTPError as error:
+            with error:
+                return error.code, _body(error)
+
+    def open(self, path: str, raw: bytes | None, **headers: str) -> Any:
+        keyed = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        typed = {"Content-Type": "application/json"} if raw is not None else {}
+        request = Request(self.url + path, raw, typed | keyed | headers)
+        return urlopen(request, timeout=30)
+
+    def detokenized(self, tokens: list[int]) -> str:
+        status, body = self.post("/detokenize", {"tokens": tokens})
+        assert status == 200
+        return str(body["prompt"])
+
+    def connect(self) -> socket.socket:
+        place = urlsplit(self.url)
+        return socket.create_connection((place.hostname, place.port), timeout=30)
+
+    def send(self, path: str, **fields: Any) -> socket.socket:
+        """Send a request, and leave the answer unread."""
+        body = json.dumps(fields).encode()
+        connection = self.connect()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        return connection
+
+
+def _body(response: Any) -> Any:
+    raw = response.read()
+    return json.loads(raw) if "json" in response.headers.get("Content-Type", "") else raw.decode()
 
 
 @contextmanager
-def running(answer: str = "Hello there.<eos>", loaded: bool = True, **model: int) -> Iterator[Running]:
-    llm, target = fake_llm(answer, **model)
-    service = Service("fake", llm if loaded else None)
+def running(
+    *,
+    wait: bool = True,
+    api_key: str | None = None,
+    only_local: bool = True,
+    allow_origins: tuple[str, ...] = (),
+    max_connections: int = 512,
+    ceiling: float | None = None,
+    engine: AsyncEngine | None = None,
+    name: str = "fake",
+    **behaviour: Any,
+) -> Iterator[Running]:
+    """``behaviour`` is the synthetic engine's."""
+    behaviour = {"answer": HELLO, "context": 256} | behaviour
+    service = Service(engine or synthetic_engine(**behaviour), name, ceiling)
     listener = listen("127.0.0.1", 0)
-    server = make_server(service)
+    settings = Settings(api_key=api_key, allow_origins=allow_origins, max_connections=max_connections)
+    server = Server(service, settings, lambda: None, only_local)
+    made = Running(address(listener), service, api_key)
+    _remember_answers(made)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield Running(address(listener), service, target)
+        if wait:
+            made.ready()
+        yield made
     finally:
         server.should_exit = True
-        thread.join(20)
-        service.close()
+        thread.join(30)
         assert not thread.is_alive()
 
 
-def open_chat(server: Running, raw: bytes) -> Any:
-    url = f"{server.url}/v1/chat/completions"
-    return urlopen(Request(url, raw, {"Content-Type": "application/json"}), timeout=20)
+def _remember_answers(server: Running) -> None:
+    submit = server.engine.submit
+
+    def remembered(*asked: Any, **more: Any) -> Answer:
+        answer = submit(*asked, **more)
+        server.answers.append(answer)
+        return answer
+
+    server.engine.submit = remembered  # type: ignore[method-assign]
 
 
-def post(server: Running, raw: bytes) -> tuple[int, dict[str, Any]]:
-    """Status and body of a chat request, good or bad."""
-    try:
-        with open_chat(server, raw) as response:
-            return response.status, json.load(response)
-    except HTTPError as error:
-        return error.code, json.load(error)
+def encode(text: str) -> list[int]:
+    return synthetic_model().tokenizer.encode(text, special=False)
 
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for something another thread does; fail rather than hang."""
-    for _ in range(2000):
+    for _ in range(6000):
         if condition():
             return
         threading.Event().wait(0.005)

@@ -1,40 +1,43 @@
+"""The server as a process: loading, listening, ending; and the command with its options."""
+
 from __future__ import annotations
 
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from running import Running, post, running, until
+from running import running, until
 
-from fake_llm import fake_llm
-from monolane import ModelFileError, ResourceError, UsageError
-from monolane.serve.run import address, listen, serve
-
-
-def health(server: Running) -> tuple[int, dict[str, str]]:
-    try:
-        with urlopen(f"{server.url}/health", timeout=20) as response:
-            return response.status, json.load(response)
-    except HTTPError as error:
-        return error.code, json.load(error)
+from monolane import ResourceError, UsageError
+from monolane.engine.synthetic import synthetic_engine
+from monolane.serve import request_log
+from monolane.serve.run import Settings, address, listen, serve
+from monolane.serve.service import Service
 
 
-def test_health_tells_whether_the_model_has_loaded() -> None:
-    with running(loaded=False) as server:
-        until(lambda: health(server) == (503, {"status": "loading"}))
-        status, body = post(server, b'{"messages": [{"role": "user", "content": "Hi"}]}')
+def test_health_tells_how_far_the_loading_has_come() -> None:
+    with running(wait=False, load_s=0.5) as server:
+        until(lambda: server.get("/health")[1].get("label") == "loading nothing")
+        status, body = server.get("/health")
+        assert status == 503
+        assert set(body) == {"status", "label", "done_bytes", "total_bytes", "problem"}
+        assert (body["status"], body["total_bytes"], body["problem"]) == ("loading", 20, None)
+        status, body = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
         assert status == 503
         assert "loading" in body["error"]["message"]
-        server.service.llm, _ = fake_llm("x<eos>")
-        assert health(server) == (200, {"status": "ok"})
+        assert server.get("/v1/models")[0] == 503
+        assert server.get("/machine")[0] == 503
+        assert server.get("/metrics")[0] == 200
+        server.ready()
+        assert server.get("/health") == (200, {"status": "ok"})
 
 
 def test_a_port_in_use_is_told() -> None:
@@ -61,40 +64,135 @@ def test_an_address_of_the_new_kind_is_written_in_brackets() -> None:
 
 
 def test_a_model_that_does_not_load_ends_the_server_with_its_error() -> None:
-    def broken() -> None:
-        raise ModelFileError("The file is truncated.")
-
-    with pytest.raises(ModelFileError, match="truncated"):
-        serve(broken, "fake", "127.0.0.1", 0, lambda _: None)  # type: ignore[arg-type]
+    service = Service(synthetic_engine(faults="load"), "fake")
+    with pytest.raises(UsageError, match="told not to load"):
+        serve(service, Settings(port=0), lambda _: None)
 
 
 PROGRAM = """
 import sys
-from fake_llm import fake_llm
 from monolane import cli
-cli._open = lambda *_: fake_llm("Hello.<eos>")[0]
-sys.argv = ["monolane", "serve", "fake", "--port", "0"]
+from monolane.engine.synthetic import synthetic_engine
+cli._engine = lambda model, device, workers, context, queue_limit, progress: synthetic_engine(
+    queue_limit, context=context or 256, answer="Hello.<eos>", tokens_per_second=workers or 5000)
 cli.main()
 """
 
 
-@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs POSIX signals")
-def test_the_command_says_its_address_and_ends_with_ctrl_c() -> None:
-    tests = str(Path(__file__).parents[1])
-    paths = os.pathsep.join([tests, *(path for path in sys.path if path)])
+@contextmanager
+def command(*words: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``monolane serve`` with a synthetic engine, when it is ready; its process and its address."""
+    paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}
+        [sys.executable, "-c", PROGRAM, "serve", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths} | variables,
     )
     try:
         assert process.stderr is not None
-        lines = [process.stderr.readline(), process.stderr.readline()]
-        found = re.search(r"ready on fake: (http://127\.0\.0\.1:\d+)/v1", lines[1])
-        assert found, lines
-        with urlopen(f"{found[1]}/health", timeout=20) as response:
-            assert json.load(response) == {"status": "ok"}
-        process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=20)
-        assert process.returncode in (0, 130)  # 0 where the shell has told its children to ignore the signal
-        assert "Traceback" not in rest
+        said = [process.stderr.readline()]
+        while not (found := re.search(r"(\S+) is ready on synthetic: (http://127\.0\.0\.1:\d+)/v1", said[-1])):
+            assert said[-1], said
+            said.append(process.stderr.readline())
+        yield process, found[2]
     finally:
         process.kill()
+        process.communicate()
+
+
+def test_the_command_ends_with_ctrl_c() -> None:
+    with command("--port", "0") as (process, url):
+        with urlopen(f"{url}/health", timeout=30) as response:
+            assert json.load(response) == {"status": "ok"}
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=30)
+        assert process.returncode in (0, 130)  # 0 where the shell has told its children to ignore the signal
+        assert "Traceback" not in rest
+
+
+def test_told_to_stop_it_brings_the_answer_under_way_to_its_end_and_logs_how_fast_it_was() -> None:
+    with command("--port", "0", "--workers", "20") as (process, url):  # 20 tok/s: 0.3 s
+        with _post(url, b'{"messages": [{"role": "user", "content": "Hi"}], "stream": true}') as response:
+            assert response.readline().startswith(b"data: ")
+            process.send_signal(signal.SIGTERM)
+            events = response.read().decode()
+        _, rest = process.communicate(timeout=30)
+    assert events.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"stop"' in events
+    assert "Traceback" not in rest
+    line = next(line for line in rest.splitlines() if "/v1/chat" in line)
+    pairs = dict(pair.split("=") for pair in line.split()[3:])
+    assert (pairs["status"], pairs["finish"], pairs["tokens"]) == ("200", "stop", "6")
+    assert float(pairs["tokens_per_second"]) == pytest.approx(20, rel=0.5)
+    assert {"queue_s", "first_token_s", "prompt_tokens", "cached_tokens"} <= set(pairs)
+
+
+def test_options_come_from_the_command_line_then_the_environment_then_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(
+        'port = 0\nserved-model-name = "from-file"\nmax_model_len = 64\nlog-level = "debug"\nworkers = 900\n'
+    )
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    variables = {"MONOLANE_SERVED_MODEL_NAME": "from-environment", "MONOLANE_API_KEY_FILE": str(key)}
+    with command("--config", str(file), "--max-model-len", "128", **variables) as (process, url):
+        with urlopen(_request(f"{url}/v1/models", "secret"), timeout=30) as response:
+            card = json.load(response)["data"][0]
+        assert (card["id"], card["max_model_len"]) == ("from-environment", 128)
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=30)
+    assert re.search(r"^\S+Z INFO request method=GET path=/v1/models status=200 client=127.0.0.1 s=", rest, re.M)
+
+
+def _post(url: str, raw: bytes):  # type: ignore[no-untyped-def]
+    request = _request(f"{url}/v1/chat/completions", "none")
+    request.data = raw
+    request.add_header("Content-Type", "application/json")
+    return urlopen(request, timeout=30)
+
+
+def _request(url: str, key: str):  # type: ignore[no-untyped-def]
+    from urllib.request import Request
+
+    return Request(url, headers={"Authorization": f"Bearer {key}"})
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "told"),
+    [
+        (["--config", "FILE"], 'model = "/no/such/model.gguf"\nport = 0', "/no/such/model.gguf"),
+        (["--config", "FILE"], "port = ", "not TOML"),
+        (["--config", "FILE"], "prot = 1", "prot"),
+        (["--config", "FILE"], 'config = "x"', "config"),
+        (["--config", "FILE"], 'port = "x"', "port"),
+        (["--config", "missing.toml"], "", "missing.toml"),
+        (["--api-key", "a", "--api-key-file", "FILE"], "b", "--api-key-file"),
+        (["--api-key-file", "FILE"], "", "API key"),
+        (["--api-key-file", "FILE"], "two words", "API key"),
+        (["--api-key", "schlüssel"], "", "API key"),
+        (["--log-level", "loud"], "", "--log-level"),
+        (["--queue-limit", "-1"], "", "--queue-limit"),
+    ],
+)
+def test_wrong_options_are_told(
+    words: list[str],
+    file: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from monolane import cli
+
+    path = tmp_path / "file"
+    path.write_text(file)
+    monkeypatch.setattr(request_log, "set_up", lambda _: None)  # pytest's own log goes on after this test
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["monolane", "serve", *(str(path) if word == "FILE" else word for word in words)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code in (2, 3)
+    said = capfd.readouterr().err
+    assert told in said
+    assert "Traceback" not in said

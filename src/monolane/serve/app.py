@@ -1,87 +1,34 @@
-"""The server's routes: health, models, chat completions."""
+"""The server as an application: routes inside, and around them log, guard and limits."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Sequence
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 import monolane
-from monolane.engine.llm import LLM
-from monolane.engine.stream import Stream
-from monolane.errors import MonolaneError
-from monolane.serve.failures import HttpError, add_failure_handlers, failure_of
-from monolane.serve.limit import BodyLimit
-from monolane.serve.protocol import ChatRequest, Reply, event
-from monolane.serve.stream import EventStream, deltas, whole
+from monolane.serve.failures import add_failure_handlers
+from monolane.serve.guard import Guard
+from monolane.serve.limits import Limits
+from monolane.serve.playground_routes import add_playground
+from monolane.serve.request_log import RequestLog
+from monolane.serve.routes import add_routes
+from monolane.serve.service import Service
 
 
-class Service:
-    """The model that is served, under the name ``model_id``; ``llm`` is None until it has loaded."""
-
-    def __init__(self, model_id: str, llm: LLM | None = None) -> None:
-        self.model_id = model_id
-        self.llm = llm
-        self.created = int(time.time())  # seconds since 1970
-        self.worker = ThreadPoolExecutor(1, "monolane-answers")  # one thread: first come, first served
-
-    def ready(self) -> LLM:
-        if self.llm is None:
-            raise HttpError(503, "The model is still loading: try again in a moment.", "service_unavailable")
-        return self.llm
-
-    def close(self) -> None:
-        self.worker.shutdown(wait=False, cancel_futures=True)
-        if self.llm is not None:
-            self.llm.close()
-
-
-def create_app(service: Service) -> FastAPI:
+def create_app(
+    service: Service, *, api_key: str | None = None, only_local: bool = True, allow_origins: Sequence[str] = ()
+) -> FastAPI:
+    """``only_local``: nobody but this machine can connect. ``allow_origins``: other sites whose pages may ask."""
     app = FastAPI(title="Monolane", version=monolane.__version__)
-    app.add_middleware(BodyLimit)
+    add_routes(app, service)
+    add_playground(app, service.machine)
     add_failure_handlers(app)
-
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        loaded = service.llm is not None
-        return JSONResponse({"status": "ok" if loaded else "loading"}, 200 if loaded else 503)
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        card = {"id": service.model_id, "object": "model", "created": service.created, "owned_by": "monolane"}
-        return {"object": "list", "data": [card | {"max_model_len": service.ready().target.context}]}
-
-    @app.post("/v1/chat/completions", response_model=None)
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        llm = service.ready()
-        if body.model not in (None, service.model_id):
-            message = f"This server has no model {body.model!r}; it serves {service.model_id!r}."
-            raise HttpError(404, message, param="model", code="model_not_found")
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        # In a thread: tokenizing a long prompt must not hold up the answers that are being sent.
-        answer = await asyncio.to_thread(llm.chat, messages, body.params(), stream=True)
-        reply = Reply(service.model_id, llm.tokenizer)
-        if body.stream:
-            return EventStream(_events(service, answer, reply, body.stream_options.include_usage), answer)
-        return JSONResponse(reply.whole(await whole(answer, service.worker, request)))
-
+    # What is added last is outermost.
+    app.add_middleware(Limits)
+    app.add_middleware(Guard, api_key=api_key, only_local=only_local)
+    if allow_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=allow_origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(RequestLog)
     return app
-
-
-async def _events(service: Service, answer: Stream, reply: Reply, include_usage: bool) -> AsyncIterator[str]:
-    yield event(reply.first())
-    try:
-        async for delta in deltas(answer, service.worker):
-            if delta.text or delta.logprobs:
-                yield event(reply.piece(delta))
-        yield event(reply.last(answer.result))
-        if include_usage:
-            yield event(reply.usage(answer.result))
-    except MonolaneError as error:  # too late for a status: the client learns of it within the stream
-        yield event(failure_of(error).body())
-    yield "data: [DONE]\n\n"

@@ -1,7 +1,8 @@
-"""What goes wrong, in the form in which OpenAI's clients expect to hear of it."""
+"""What goes wrong, in the form in which clients expect to hear of it."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -9,8 +10,23 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from monolane.errors import MonolaneError, UsageError
-from monolane.serve.protocol import error_body
+from monolane.errors import EngineFailedError, MonolaneError, UnavailableError, UsageError
+
+LONGEST = 500  # characters of a message: what a client sent may be quoted, but not all of it
+MESSAGES_ROUTES = "/v1/messages"  # Anthropic's clients expect another form
+
+# What Anthropic calls the statuses; others are invalid requests or failures.
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+# How pydantic names the alternatives for a value within the path to it.
+_ALTERNATIVE = re.compile(r"str|int|[A-Z]\w+|.*\[.*\]")
 
 
 class HttpError(Exception):
@@ -23,16 +39,33 @@ class HttpError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.status, self.kind, self.code, self.retry_after_s = status, kind, code, retry_after_s
+        self.message = _sendable(message)
+        self.param = None if param is None else _sendable(param)
 
     def body(self) -> dict[str, Any]:
-        return error_body(self.message, self.kind, self.param, self.code)
+        """As OpenAI's clients know it."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        headers = {"Retry-After": "1"} if self.status == 503 else None  # seconds
-        return JSONResponse(self.body(), self.status, headers)
+    def anthropic_body(self) -> dict[str, Any]:
+        other = "invalid_request_error" if self.status < 500 else "api_error"
+        return {"type": "error", "error": {"type": _ANTHROPIC_KINDS.get(self.status, other), "message": self.message}}
+
+    def response(self, path: str) -> JSONResponse:
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.status in (408, 413):
+            headers["Connection"] = "close"  # the rest of the body is not wanted
+        body = self.anthropic_body() if path.startswith(MESSAGES_ROUTES) else self.body()
+        return JSONResponse(body, self.status, headers)
+
+
+class ClientLeftError(MonolaneError):
+    """Nobody is there to hear the answer; what follows is for the log."""
 
 
 def failure_of(error: Exception) -> HttpError:
@@ -40,32 +73,59 @@ def failure_of(error: Exception) -> HttpError:
     match error:
         case HttpError():
             return error
+        case ClientLeftError():
+            return HttpError(499, _one_line(error))  # as nginx calls it
         case UsageError():
-            return HttpError(400, " ".join(str(error).split("\n")))
+            return HttpError(400, _one_line(error))
+        case UnavailableError():
+            return HttpError(503, _one_line(error), "service_unavailable", retry_after_s=error.retry_after_s)
+        case EngineFailedError():
+            return HttpError(500, _one_line(error), "server_error", code="engine_failed")
         case MonolaneError():
-            return HttpError(500, " ".join(str(error).split("\n")), "server_error")
+            return HttpError(500, _one_line(error), "server_error")
         case RequestValidationError():
             return _invalid(error)
+        case HTTPException(status_code=503):
+            return HttpError(503, str(error.detail), "service_unavailable", retry_after_s=1)
         case HTTPException():
             return HttpError(error.status_code, str(error.detail))
         case _:
             return HttpError(500, "The server has failed; its log says why.", "server_error")
 
 
+def unsupported(param: str, message: str) -> HttpError:
+    """A field, or a value of it, that this server knows and does not do."""
+    return HttpError(400, message, param=param, code="unsupported_parameter")
+
+
 def _invalid(error: RequestValidationError) -> HttpError:
-    """A body that is no chat request: the first thing wrong with it, by name."""
-    first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:]) or None
+    """A body that is not what the route takes: the first thing wrong with it, by name."""
+    # Of the alternatives that a value might have been, the one that went furthest is what was meant.
+    first = max(error.errors(), key=lambda entry: len(entry["loc"]))
+    *path, last = (str(part) for part in first["loc"])
+    path = [part for part in path[1:] if not _ALTERNATIVE.fullmatch(part)]
+    is_field = first["type"] == "extra_forbidden" or not _ALTERNATIVE.fullmatch(last)
+    param = ".".join([*path, last] if is_field and len(first["loc"]) > 1 else path) or None
     if first["type"] == "json_invalid":
         return HttpError(400, f"The body is not valid JSON: {first['ctx']['error']}.")
     if first["type"] == "extra_forbidden":
-        return HttpError(400, f"{param} is not supported by this server.", param=param, code="unsupported_parameter")
+        return unsupported(param or "", f"{param} is not supported by this server.")
     return HttpError(400, f"{param or 'The body'} is wrong: {first['msg']}.", param=param)
 
 
 def add_failure_handlers(app: FastAPI) -> None:
-    async def handle(_: Request, error: Exception) -> JSONResponse:
-        return failure_of(error).response()
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return failure_of(error).response(request.url.path)
 
     for kind in (HttpError, MonolaneError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
+
+
+def _one_line(error: MonolaneError) -> str:
+    return " ".join(str(error).split("\n"))
+
+
+def _sendable(text: str) -> str:
+    """Not too long, and made of nothing but whole characters."""
+    short = text if len(text) <= LONGEST else text[:LONGEST] + " …"
+    return short.encode("utf-8", "replace").decode("utf-8")

@@ -4,67 +4,96 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
-import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import uvicorn
 
-from monolane.engine.llm import LLM
-from monolane.errors import ResourceError, UsageError
-from monolane.serve.app import Service, create_app
+from monolane.errors import NotReadyError, ResourceError, UsageError
+from monolane.serve.app import create_app
+from monolane.serve.connections import IDLE_S, bounded
+from monolane.serve.limits import MAX_HEADER_BYTES
+from monolane.serve.service import Service
 
-SHUTDOWN_S = 3  # what answers under way get to end after Ctrl-C
+DRAIN_S = 3.0  # what requests under way get to end after Ctrl-C
 
 
-def serve(open_llm: Callable[[], LLM], model_id: str, host: str, port: int, say: Callable[[str], None]) -> None:
+@dataclass(frozen=True)
+class Settings:
+    """How the server meets the world."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = field(default=None, repr=False)
+    allow_origins: tuple[str, ...] = ()
+    max_connections: int = 512
+
+
+def serve(service: Service, settings: Settings, say: Callable[[str], None]) -> None:
     """Listen at once, load in the background, serve until told to stop. What goes wrong with the load is raised."""
-    listener = listen(host, port)
+    listener = listen(settings.host, settings.port)
     url = address(listener)
-    service = Service(model_id)
-    server = make_server(service)
-    failures: list[Exception] = []
+    if settings.api_key is None and not is_loopback(listener):
+        say("Anyone who reaches this machine can use the server: set an API key (--api-key-file).")
+    say(f"Loading {service.model_id}; listening on {url}")
 
-    def load() -> None:
-        try:
-            service.llm = open_llm()
-        except Exception as error:
-            failures.append(error)
-            server.should_exit = True
-        else:
-            say(f"{model_id} is ready on {service.llm.target.name}: {url}/v1")
+    def ready() -> None:
+        target = service.engine.target
+        say(f"{service.model_id} is ready on {target.name if target else '?'}: {url}/v1")
 
-    say(f"Loading {model_id}; listening on {url}")
-    threading.Thread(target=load, name="monolane-load", daemon=True).start()
-    try:
-        server.run(sockets=[listener])
-    finally:
-        service.close()
-    if failures:
-        raise failures[0]
+    server = Server(service, settings, ready, is_loopback(listener))
+    server.run(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
 
 
-def make_server(service: Service) -> uvicorn.Server:
-    return _Server(service)
+class Server(uvicorn.Server):
+    """Starts the engine once it listens, and closes it with the connections: an answer under way gets a moment."""
 
-
-class _Server(uvicorn.Server):
-    """Told to stop, it gives the answers under way a moment, then ends them itself: cutting them off would be logged
-    as a failure, with a traceback."""
-
-    def __init__(self, service: Service) -> None:
-        cut_off = 2 * SHUTDOWN_S  # for clients that do not read: nobody waits for them
-        super().__init__(uvicorn.Config(create_app(service), log_level="warning", timeout_graceful_shutdown=cut_off))
+    def __init__(
+        self, service: Service, settings: Settings, ready: Callable[[], None], only_local: bool = True
+    ) -> None:
+        app = create_app(service, api_key=settings.api_key, only_local=only_local, allow_origins=settings.allow_origins)
+        config = uvicorn.Config(
+            app,
+            http=bounded(settings.max_connections),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=round(2 * DRAIN_S),  # for clients that do not read: nobody waits for them
+        )
+        super().__init__(config)
         self._service = service
+        self._ready = ready
+        self.failure: Exception | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loading = asyncio.create_task(self._load())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ending = asyncio.get_running_loop().call_later(SHUTDOWN_S, self._end_answers)
+        closing = asyncio.create_task(self._service.close(0.0 if self.failure else DRAIN_S))
         await super().shutdown(sockets)
-        ending.cancel()
+        await closing
+        await self._loading
 
-    def _end_answers(self) -> None:
-        if (llm := self._service.llm) is not None:
-            llm.close()  # those that wait are refused; the one that runs ends within a token
+    async def _load(self) -> None:
+        try:
+            await self._service.engine.start()
+        except NotReadyError:
+            pass  # told to stop while it loads
+        except Exception as error:
+            self.failure = error
+            self.should_exit = True
+        else:
+            self._ready()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -89,3 +118,7 @@ def listen(host: str, port: int) -> socket.socket:
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback

@@ -1,0 +1,123 @@
+"""How /v1/chat/completions writes an answer."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from monolane.engine.answer import Answer
+from monolane.engine.result import Completion, Delta, TokenLogprob
+from monolane.model.tokenizer import Tokenizer
+from monolane.serve.answering import event
+from monolane.serve.failures import HttpError
+from monolane.serve.protocol import StreamOptions, usage, usage_so_far
+from monolane.serve.tools import Call, Part, Reader
+
+DONE = "data: [DONE]\n\n"
+
+
+class ChatDialect:
+    """The bodies of one answer, which all carry the same id, time and model."""
+
+    def __init__(
+        self, model: str, tokenizer: Tokenizer, answer: Answer, reader: Reader, options: StreamOptions
+    ) -> None:
+        self._answer = answer
+        self._tokenizer = tokenizer
+        self._reader = reader
+        self._options = options
+        self._calls = 0
+        self._made = 0
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    def begin(self) -> Iterator[str]:
+        yield self._event({"role": "assistant", "content": ""})
+
+    def piece(self, delta: Delta) -> Iterator[str]:
+        self._made += len(delta.token_ids)
+        yield from self._parts(self._reader.push(delta.text), self._logprobs(delta.logprobs))
+
+    def end(self, result: Completion) -> Iterator[str]:
+        yield from self._parts(self._reader.flush(), None)
+        yield self._event({}, finish=self._finish(result), timings=result.timings.to_dict())
+        if self._options.include_usage:
+            yield event(self._body("chat.completion.chunk", []) | {"usage": usage(result)})
+        yield DONE
+
+    def failure(self, error: HttpError) -> Iterator[str]:
+        yield event(error.body())
+        yield DONE
+
+    def whole(self, result: Completion) -> dict[str, Any]:
+        parts = [*self._reader.push(result.text), *self._reader.flush()]
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [_call(part) for part in parts if isinstance(part, Call)]
+        self._calls = len(calls)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if calls and not text else text,
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = calls
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._logprobs(result.logprobs),
+            "finish_reason": self._finish(result),
+        }
+        return self._body("chat.completion", [choice]) | {"usage": usage(result), "timings": result.timings.to_dict()}
+
+    def _finish(self, result: Completion) -> str:
+        return "tool_calls" if self._calls and result.finish_reason == "stop" else result.finish_reason
+
+    def _parts(self, parts: Sequence[Part], logprobs: dict[str, Any] | None) -> Iterator[str]:
+        """Logprobs go with the first part; where nothing can be shown yet, with an empty one."""
+        for part in parts or ([""] if logprobs else []):
+            if isinstance(part, Call):
+                delta: dict[str, Any] = {"tool_calls": [{"index": self._calls} | _call(part)]}
+                self._calls += 1
+            else:
+                delta = {"content": part}
+            yield self._event(delta, logprobs)
+            logprobs = None
+
+    def _event(
+        self,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+        timings: dict[str, Any] | None = None,
+    ) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        body = self._body("chat.completion.chunk", [choice])
+        if self._options.continuous_usage_stats:
+            answer = self._answer
+            body["usage"] = usage_so_far(answer.prompt_tokens, self._made, answer.cached_tokens)
+        if timings is not None:
+            body["timings"] = timings
+        return event(body)
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": kind, "choices": choices}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        if logprobs is None:
+            return None
+        content = [
+            self._token(entry.token_id, entry.logprob)
+            | {"top_logprobs": [self._token(token, logprob) for token, logprob in entry.top]}
+            for entry in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        # A token may be a part of a character: then its text is a stand-in, and its bytes tell the truth.
+        spelled = list(self._tokenizer.token_bytes(token))
+        return {"token": self._tokenizer.token_text(token), "logprob": logprob, "bytes": spelled}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -1,0 +1,70 @@
+// The server's routes. Addresses are relative, so that the page also works below a path of a reverse proxy.
+import { events } from "./events.js";
+
+const KEY = "monolane.key";
+
+export const setKey = (key) => sessionStorage.setItem(KEY, key);
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
+/** What the server said instead of an answer; `status` 0: nothing at all. */
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function request(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key === null ? {} : { Authorization: `Bearer ${key}` }) };
+  try {
+    return await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The server cannot be reached. Is it still running?");
+  }
+}
+
+async function refusal(response) {
+  const body = await response.json().catch(() => null);
+  return new ApiError(response.status, body?.error?.message ?? `The server answered with status ${response.status}.`);
+}
+
+/** { ready, status, label, done_bytes, total_bytes, problem }: the step of loading under way, or what went wrong. */
+export async function health() {
+  const response = await request("health");
+  const body = await response.json().catch(() => ({}));
+  return { ...body, ready: response.ok };
+}
+
+/** { model, device, workers, bytes_per_token, ceiling_bytes_per_s, context } */
+export async function machine() {
+  const response = await request("machine");
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+/**
+ * Ask, and yield what comes: { ahead } while others are answered first, { text, tokens } for each piece (`tokens`
+ * counts from the beginning of the answer), { reason, timings } when it is complete.
+ */
+export async function* chat(body, signal) {
+  const stream_options = { include_usage: true, continuous_usage_stats: true };
+  const response = await request("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true, stream_options }),
+    signal,
+  });
+  if (!response.ok) throw await refusal(response);
+  for await (const { data, comment } of events(response.body)) {
+    const queued = /^queue (\d+)$/.exec(comment ?? "");
+    if (queued) yield { ahead: Number(queued[1]) };
+    if (data === undefined || data === "[DONE]") continue;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(response.status, chunk.error.message);
+    const choice = chunk.choices[0];
+    if (choice?.delta.content) yield { text: choice.delta.content, tokens: chunk.usage.completion_tokens };
+    if (choice?.finish_reason) yield { reason: choice.finish_reason, timings: chunk.timings };
+  }
+}

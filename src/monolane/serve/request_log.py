@@ -1,0 +1,91 @@
+"""One line of the log for each request, as key=value pairs that people can read and programs can split."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOGGER = logging.getLogger("monolane.serve")
+LEVELS = ("debug", "info", "warning", "error")
+QUIET_PATHS = ("/", "/health", "/metrics", "/machine")  # asked for all the time by pages and monitors
+QUIET_PREFIX = "/playground/"
+
+_NOTES = "monolane.notes"
+_PLAIN = re.compile(r"[\w.:/+-]+")
+
+
+def note(scope: Scope, **pairs: Any) -> None:
+    """Something about this request for its line in the log."""
+    scope.setdefault(_NOTES, {}).update(pairs)
+
+
+class RequestLog:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        status = 0
+        notes = scope.setdefault(_NOTES, {})
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            path = scope["path"]
+            is_quiet = status < 400 and (path in QUIET_PATHS or path.startswith(QUIET_PREFIX))
+            level = logging.DEBUG if is_quiet else logging.INFO
+            if LOGGER.isEnabledFor(level):
+                client = (scope.get("client") or ("-",))[0]
+                seconds = time.perf_counter() - start
+                about = {"method": scope["method"], "path": path, "status": status, "client": client, "s": seconds}
+                LOGGER.log(level, "request %s", pairs(about | notes))
+
+
+def pairs(values: dict[str, Any]) -> str:
+    return " ".join(f"{key}={_value(value)}" for key, value in values.items() if value is not None)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6f}".rstrip("0").rstrip(".")  # microseconds, without zeros that say nothing
+    text = str(value)[:300]
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def set_up(level: str) -> None:
+    """Log to stderr from this level on; uvicorn's own words too, where they matter."""
+    handler = logging.StreamHandler()
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    LOGGER.handlers[:] = [handler]
+    LOGGER.setLevel(level.upper())
+    LOGGER.propagate = False
+    uvicorn = logging.getLogger("uvicorn.error")
+    uvicorn.handlers[:] = [handler]
+    uvicorn.setLevel(max(logging.WARNING, LOGGER.level))
+    uvicorn.propagate = False
+    uvicorn.filters[:] = [_is_news]
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """We close connections of clients that do not read on purpose, or end with them open; uvicorn takes that for a
+    mistake."""
+    if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+        return False
+    return not record.getMessage().startswith(("ASGI callable returned without", "Cancel "))

@@ -1,0 +1,183 @@
+"""What a request to /v1/responses may say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from monolane.engine.params import SamplingParams
+from monolane.serve.chat_request import ANY_OBJECT, FunctionName, json_object
+from monolane.serve.protocol import MOST_MESSAGES, Strict, function_tool
+from monolane.serve.service import MOST_TOOLS, Question
+
+
+class TextContent(Strict):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = None  # this and logprobs: sent back as they were given
+    logprobs: list[Any] | None = None
+
+
+class MessageItem(Strict):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextContent]
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        return {"role": self.role, "content": _text(self.content)}
+
+
+class CallItem(Strict):
+    type: Literal["function_call"]
+    name: str
+    arguments: str
+    call_id: str
+    id: str | None = None
+    status: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        arguments = json_object(self.arguments, "input: function_call: arguments")
+        call = {"type": "function", "id": self.call_id, "function": {"name": self.name, "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class OutputItem(Strict):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[TextContent]
+    id: str | None = None
+    status: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
+
+
+class ReasoningItem(Strict):
+    """What another model thought: our models are not told."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+    status: str | None = None
+
+    def plain(self) -> None:
+        return None
+
+
+Item = MessageItem | CallItem | OutputItem | ReasoningItem
+
+
+class FunctionTool(Strict):
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        return function_tool(self.name, self.description, self.parameters)
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    name: str
+
+
+class PlainText(Strict):
+    type: Literal["text"]
+
+
+class JsonObject(Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    type: Literal["json_schema"]
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool = True
+
+
+class TextOptions(Strict):
+    format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
+    verbosity: str | None = None  # accepted, and ignored
+
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        match self.format:
+            case JsonObject():
+                return ANY_OBJECT
+            case JsonSchema():
+                return self.format.schema_
+            case _:
+                return None
+
+
+class ResponsesRequest(Strict):
+    input: str | Annotated[list[Item], Field(max_length=MOST_MESSAGES)]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stream: bool = False
+    text: TextOptions = TextOptions()
+    tools: list[FunctionTool] = Field(default=[], max_length=MOST_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    # Nothing is kept between requests: conversations are sent whole.
+    store: bool | None = None
+    background: Literal[False] = False
+    # Accepted, and ignored: they change nothing about the answer.
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    include: list[str] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    stream_options: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
+
+    def question(self) -> Question:
+        items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages = [plain for item in items if (plain := item.plain()) is not None]
+        if self.instructions is not None:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        choice = self.tool_choice
+        return Question(
+            messages=_joined(messages),
+            params=SamplingParams(max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p),
+            tools=[tool.plain() for tool in self.tools],
+            choice=choice if isinstance(choice, str) else choice.name,
+            parallel=self.parallel_tool_calls,
+            schema=self.text.schema_of_answer(),
+        )
+
+
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Text and calls of one answer are items of their own here, and one message for a template. Templates also know
+    but one message from the system, at the beginning."""
+    result: list[dict[str, Any]] = []
+    for message in messages:
+        before = result[-1] if result else {"role": None}
+        is_system = message["role"] in ("system", "developer")
+        if message["role"] == "assistant" == before["role"] and ("tool_calls" in message or not before["content"]):
+            before["content"] += message["content"]
+            before["tool_calls"] = before.get("tool_calls", []) + message.get("tool_calls", [])
+        elif is_system and before["role"] in ("system", "developer"):
+            before["content"] += "\n\n" + message["content"]
+        else:
+            result.append(dict(message))
+    return result
+
+
+def _text(content: str | list[TextContent]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,66 @@
+"""Debian's Chromium, driven by Playwright, and pages that are watched for what no page may do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playground_server import Script, playground
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = shutil.which("chromium")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+LAPTOP: Any = {"viewport": {"width": 1280, "height": 800}}
+PHONE: Any = {"viewport": {"width": 375, "height": 700}, "is_mobile": True, "has_touch": True}
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Containers have neither the privileges for its sandbox nor much shared memory.
+        options = ["--no-sandbox", "--disable-dev-shm-usage"]
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+@contextmanager
+def opened(chromium: Browser, script: Script, *, may_complain: bool = False, **context: Any) -> Iterator[Page]:
+    """The page of a scripted server. It may ask nobody else for anything, and complain of nothing on the console,
+    unless something goes wrong on purpose."""
+    with playground(script) as url:
+        tab = chromium.new_context(**(context or LAPTOP), reduced_motion="reduce")  # cheaper to draw
+        page = tab.new_page()
+        page.set_default_timeout(10_000)  # milliseconds
+        outside: list[str] = []
+        complaints: list[str] = []
+        tab.on("requestfinished", lambda request: outside.append(request.url))
+        tab.on("requestfailed", lambda request: outside.append(f"{request.url} {request.failure}"))
+        page.on("console", lambda note: complaints.append(note.text) if note.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(url)
+        try:
+            yield page
+        finally:
+            tab.close()
+        # What a policy has stopped was never sent.
+        assert [request for request in outside if not request.startswith(url) and not request.endswith(" csp")] == []
+        assert may_complain or complaints == []
+
+
+def ask(page: Page, prompt: str = "Hello") -> None:
+    """Send a prompt as soon as the server is ready."""
+    page.locator("#send:enabled").wait_for()
+    page.get_by_role("textbox", name="Prompt").fill(prompt)
+    page.keyboard.press("Enter")
+
+
+def answered(page: Page) -> None:
+    """Wait for the end of the last answer."""
+    page.locator(".turn:last-child .retry").wait_for()

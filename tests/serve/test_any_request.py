@@ -1,0 +1,49 @@
+"""Whatever is sent to a route, by the description it gives of itself or against it: never a failure of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from running import Running, running
+from schemathesis.generation import GenerationMode
+
+from monolane.engine.synthetic import synthetic_engine
+from monolane.serve.app import create_app
+from monolane.serve.service import Service
+
+DESCRIPTION = create_app(Service(synthetic_engine(), "fake")).openapi()
+OPERATIONS: list[Any] = [found.ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()]
+CASES = [
+    pytest.param(operation, mode, id=f"{operation.label} {mode.value}")
+    for operation in OPERATIONS
+    for mode in GenerationMode
+    if mode == GenerationMode.POSITIVE or operation.body  # what has no body cannot be asked for wrongly
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(tokens_per_second=100_000) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("operation", "mode"), CASES)
+def test_no_request_makes_the_server_fail(server: Running, operation: Any, mode: GenerationMode) -> None:
+    @settings(
+        max_examples=12,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+    )
+    @given(operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
+        response = case.call(base_url=server.url, timeout=30)
+        assert response.status_code < 500, response.text
+
+    send()

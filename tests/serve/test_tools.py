@@ -1,0 +1,171 @@
+"""Functions that models call, through OpenAI's chat API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+from running import Running, running
+from tool_engines import CALLS, WEATHER, tool_engine
+
+from monolane.serve.tools import Call, Part, Reader, reader_for
+
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+ASK: Any = {"model": "fake", "messages": [{"role": "user", "content": "Weather in Paris?"}]}
+
+
+@pytest.fixture(scope="module", params=list(CALLS))
+def server(request: pytest.FixtureRequest) -> Iterator[Running]:
+    with running(engine=tool_engine(request.param, CALLS[request.param])) as server:
+        server.style_answer = CALLS[request.param]
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+
+def test_a_call(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**ASK, tools=TOOLS)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    message = answer.choices[0].message
+    assert message.content is None
+    assert message.tool_calls is not None
+    [call] = message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_can_be_forced(server: Running, client: openai.OpenAI, choice: Any) -> None:
+    """The synthetic engine cannot follow a form; what it is told can be tried without it."""
+    with pytest.raises(openai.BadRequestError, match="cannot be followed"):
+        client.chat.completions.create(**ASK, tools=TOOLS, tool_choice=choice)
+    grammar = server.answers[-1].grammar
+    assert grammar is not None
+    written = server.style_answer
+    assert follows(grammar, written)
+    assert not follows(grammar, written.replace("Paris", 'Paris", "unknown": "'))
+    assert not follows(grammar, written.replace("weather", "whether"))
+    assert not follows(grammar, "Hello")
+
+
+def follows(grammar: str, text: str) -> bool:
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
+def test_a_call_in_a_stream(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(**ASK, tools=TOOLS) as stream:
+        for _ in stream:
+            pass
+        answer = stream.get_final_completion()
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.choices[0].message.tool_calls is not None
+    [call] = answer.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
+
+
+def test_the_model_sees_tools_calls_and_results(server: Running, client: openai.OpenAI) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "<eos>"}'}}
+    messages: Any = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "Rain."},
+    ]
+    client.chat.completions.create(model="fake", messages=messages, tools=TOOLS)
+    prompt = server.detokenized(list(server.answers[-1].request.tokens))
+    assert '"name": "weather"' in prompt
+    assert '"arguments": {"city": "<eos>"}' in prompt
+    assert prompt.endswith("[tool]Rain.[assistant]")
+
+
+def test_no_choice_means_no_tools(server: Running, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**ASK, tools=TOOLS, tool_choice="none")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].message.content in CALLS.values()
+    assert "weather" not in server.detokenized(list(server.answers[-1].request.tokens))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [*TOOLS] * 129}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}],
+          "tool_choice": "required"}, "tools"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_named(server: Running, fields: dict[str, Any], named: str) -> None:
+    status, body = server.post("/v1/chat/completions", ASK | {"tools": TOOLS} | fields)
+    assert status == 400
+    assert named in body["error"]["message"] or body["error"]["param"] == named
+
+
+# --- finding calls ---
+
+
+def read(reader: Reader, pieces: list[str]) -> list[tuple[str, str] | str]:
+    """The parts of an answer: calls as (name, arguments), adjacent texts joined."""
+    parts: list[Part] = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
+    result: list[tuple[str, str] | str] = []
+    for part in parts:
+        assert part != ""
+        if isinstance(part, Call):
+            result.append((part.name, part.arguments))
+        elif result and isinstance(result[-1], str):
+            result[-1] += part
+        else:
+            result.append(part)
+    return result
+
+
+PIECES = st.sampled_from(
+    ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "<tool", "_call>", "\n", " ", "text", "<", "[",
+     "]", '{"name": "f", "parameters": {"a": 1}}', ",", "{", "}"]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=8), st.sampled_from(["hermes", "llama", "mistral"]), st.booleans(), st.data())
+def test_calls_do_not_depend_on_where_the_answer_is_cut(
+    pieces: list[str], style: Any, parallel: bool, data: st.DataObject
+) -> None:
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    cut = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(reader_for(style, ["f"], parallel), cut) == read(reader_for(style, ["f"], parallel), [text])
+
+
+@given(st.lists(PIECES, max_size=8), st.data())
+def test_without_tools_every_letter_comes_through(pieces: list[str], data: st.DataObject) -> None:
+    assert "".join(map(str, read(reader_for("hermes", [], True), pieces))) == "".join(pieces)
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "found"),
+    [
+        ("hermes", 'So.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', ["So.", ("f", "{}")]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}', [("f", "{}")]),
+        ("hermes", "<tool_call>nonsense</tool_call>!", ["<tool_call>nonsense</tool_call>!"]),
+        ("hermes", "a < b, or <tool", ["a < b, or <tool"]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g", "arguments": "{}"}'
+         "</tool_call>\n", [("f", "{}"), ("g", "{}")]),
+        ("hermes", '{"name": "f", "arguments": {}}', [("f", "{}")]),
+        ("hermes", '{"name": "stranger", "arguments": {}}', ['{"name": "stranger", "arguments": {}}']),
+        ("llama", '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')]),
+        ("llama", '{"name": "stranger", "parameters": {}}', ['{"name": "stranger", "parameters": {}}']),
+        ("llama", "Just text.", ["Just text."]),
+        ("mistral", '[{"name": "f", "arguments": {}}, {"name": "f", "arguments": {}}]', [("f", "{}"), ("f", "{}")]),
+        ("mistral", "[1, 2]", ["[1, 2]"]),
+    ],
+)  # fmt: skip
+def test_calls_are_found(style: Any, text: str, found: list[Any]) -> None:
+    assert read(reader_for(style, ["f"], True), list(text)) == found

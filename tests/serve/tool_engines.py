@@ -1,0 +1,42 @@
+"""Engines that are offered functions, and answer with written-down calls."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from monolane.engine.async_engine import AsyncEngine
+from monolane.engine.synthetic import synthetic_model
+from monolane.engine.worker import PYTHON
+from monolane.model.chat import ChatTemplate
+
+# What the templates of our families make of tools, in short.
+_TALK = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}"
+    "{{ message.tool_calls|tojson if message.tool_calls }}{% endfor %}[assistant]"
+)
+TEMPLATES = {
+    "hermes": "{% if tools %}<tools>{{ tools|tojson }}</tools> Answer with <tool_call>.{% endif %}" + _TALK,
+    "llama": "{% if tools %}Respond with JSON: {{ tools|tojson }}{% endif %}" + _TALK,
+    "mistral": "{% if tools %}[AVAILABLE_TOOLS]{{ tools|tojson }}[/AVAILABLE_TOOLS]{% endif %}" + _TALK,
+}
+
+WEATHER: Any = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+CALL = '{"name": "weather", "%s": {"city": "Paris"}}'
+CALLS = {
+    "hermes": "<tool_call>\n" + CALL % "arguments" + "\n</tool_call>",
+    "llama": CALL % "parameters",
+    "mistral": "[" + CALL % "arguments" + "]",
+}
+
+
+def tool_engine(style: str, answer: str, context: int = 4096) -> AsyncEngine:
+    model = replace(synthetic_model(), chat=ChatTemplate(TEMPLATES[style], {}))
+    options = json.dumps({"answer": answer + "<eos>", "context": context})
+    return AsyncEngine(lambda _: model, lambda _: [*PYTHON, "-m", "monolane.engine.synthetic", options])
