@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monolane.errors import TargetError
-from monolane.program.sample import WEIGHT_BITS, Sampler, Sampling, random_bits, to_scores, weights
+from monolane.program.sample import RATE_BITS, WEIGHT_BITS, Sampler, Sampling, random_bits, to_scores, weights
 
 LOGITS = np.array([1.0, 3.0, 2.0, -1.0, 2.5, 0.0], np.float32)
 NOTHING = np.array([], np.int64)
@@ -97,7 +97,8 @@ def test_integer_weights_are_exponentials(distance: float, temperature: float) -
     rate = Sampling(temperature=temperature).fixed().rate
     weight = int(weights(np.array([round(distance * 2**20)]), rate)[0])
     expected = math.exp(-distance / temperature) * 2**WEIGHT_BITS
-    assert weight == pytest.approx(expected, rel=1e-5 + distance / temperature * 2e-5, abs=2)
+    rounding = math.log(2) * distance / 2 ** (RATE_BITS + 1)  # of the rate, to half a unit
+    assert weight == pytest.approx(expected, rel=1e-5 + rounding, abs=2)
 
 
 def test_logits_that_are_not_numbers_are_an_error() -> None:

@@ -49,12 +49,14 @@ def build_emulated(
     stall: tuple[int, int, int] | None = None,
     headers: tuple[Path, ...] = jit.HEADERS,
     flags: tuple[str, ...] = (),
+    traced: bool = False,
 ) -> Path:
     """The kernel's sources as a library for this CPU."""
     compiler = find_compiler()
     assert compiler is not None
-    source = generate(plan, SHARED_LIMIT, emulated=True, stall=stall)
-    return build(source, compiler, vector_level(), headers, ("-Wno-unknown-pragmas", *flags))
+    source = generate(plan, SHARED_LIMIT, emulated=True, traced=traced, stall=stall)
+    # -O1: half the time to compile, and it is compiled more than it is run.
+    return build(source, compiler, vector_level(), headers, ("-Wno-unknown-pragmas", "-O1", *flags))
 
 
 class EmulatedTarget:

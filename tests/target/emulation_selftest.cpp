@@ -296,7 +296,10 @@ void run_counters() {
 MONOLANE_KERNEL void numbers(MONOLANE_PARAMETER Nothing) {
   expect("reciprocal_root", reciprocal_root(4), 0.5, 1e-7);
   expect("exponential", exponential(1), std::exp(1.0), 1e-6);
-  expect("logarithm", logarithm(8), std::log(8.0), 1e-6);
+  expect("power_of_two", power_of_two(-1.5f), std::exp2(-1.5), 1e-6);
+  expect("logarithm_of_two", logarithm_of_two(8), 3, 1e-6);
+  expect("divide", divide(1, 3), 1.0 / 3.0, 1e-6);
+  expect("pick_bytes", pick_bytes(0x33221100u, 0x77665544u, 0x5410u), 0x55441100u);
   expect("bf16_pair", bf16_pair(1.0f, -2.0f), 0xc0003f80u);
   expect("bf16_pair to even", bf16_pair(float_of(0x3f808000u), float_of(0x3f818000u)), 0x3f823f80u);
   expect("bf16_pair of no number", bf16_pair(NAN, -NAN), 0x7fff7fffu);

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from emulated import EmulatedTarget
+from emulated import EmulatedTarget, build_emulated
 
 from monolane.bench.trace import Trace
 from monolane.program.build import build_program
 from monolane.program.sample import Sampling
 from monolane.program.stage import Project
 from monolane.target.base import Request
+from monolane.target.cuda.opening import cuda_plan
 from random_models import CASES, random_model
 
 PASSES, WORKERS = 4, 3
@@ -19,7 +20,8 @@ def test_every_worker_stamps_every_stage_in_order() -> None:
     model = random_model(CASES[3])
     stages = build_program(model.config).stages
     stamps = np.zeros((PASSES, WORKERS, len(stages), 3), np.int64)
-    target = EmulatedTarget(model.config, model.weights, WORKERS)
+    library = build_emulated(cuda_plan(model.config, WORKERS), traced=True)
+    target = EmulatedTarget(model.config, model.weights, WORKERS, library=library)
     launch = target._launch
     launch.trace, launch.trace_from, launch.trace_passes = stamps.ctypes.data, 1, PASSES
     target.run(Request(model.tokens[:20], 0, PASSES + 4, frozenset(), Sampling()))
