@@ -28,7 +28,7 @@ from monolane.target.cuda.launch import (
 )
 from monolane.target.slots import resident_slots
 
-THREADS = 384  # 8 warps that compute, one that streams, three that gave their registers away
+THREADS = 384  # 8 warps that compute, and 4 that stream, look after the block, prefetch, and do nothing
 # A stuck worker is named by the kernel before the engine's watch calls the device dead; both within a second.
 DEADLINE_S, STALL_S = 0.5, 0.8
 POLL_S = 20e-6  # between two looks at the host's memory: far below the time of a token

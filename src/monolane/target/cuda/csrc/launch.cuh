@@ -3,7 +3,8 @@
 
 namespace monolane {
 
-// Sixteen warps have 128 registers each. The last four, of which one streams and the others do nothing, give theirs away.
+// Twelve warps begin with 168 registers each. The last four (producer, attendant, prefetcher, and one that does nothing)
+// give most of theirs to the consumers.
 constexpr int kConsumerWarps = 8;
 constexpr int kConsumers = kConsumerWarps * 32;
 constexpr int kThreads = kConsumers + 4 * 32;
