@@ -42,7 +42,8 @@ def main() -> None:
         free_speed = _speed(connection, asked.tokens, asked.rounds, ignore_eos=True)
         form_speed = _speed(connection, asked.tokens, asked.rounds, response_format=form)
     result: dict[str, Any] = {
-        "what": "time to first token by turn, with and without what is in the cache; speed free and in a form",
+        "benchmark": "serve conversation",
+        "method": "time to first token by turn, with and without what is in the cache; speed free and in a form",
         "model": asked.model,
         "device": device,
         **turns,

@@ -148,7 +148,9 @@ def main() -> None:
     early, late = looks[quarter : 2 * quarter], looks[-quarter:]
     growth = {key: _middle(late, key) - _middle(early, key) for key in looks[0]}
     result = {
-        "what": "a server under mixed load, with clients that leave and an engine that is killed",
+        "benchmark": "serve soak",
+        "model": "a synthetic engine",
+        "method": "a server under mixed load, with clients that leave and an engine that is killed",
         "minutes": asked.minutes,
         "answers": dict(sorted(soak.counts.items())),
         "first": looks[0],

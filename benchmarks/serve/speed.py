@@ -35,7 +35,9 @@ def main() -> None:
             "openai client": [_round_with_sdk(place, asked.tokens) for _ in range(asked.rounds)],
         }
     result: dict[str, Any] = {
-        "what": "tokens per second at the client against those in a synthetic engine",
+        "benchmark": "serve speed",
+        "model": "a synthetic engine",
+        "method": "tokens per second at the client against those in a synthetic engine",
         "engine_tokens_per_second": asked.rate,
         "tokens": asked.tokens,
         "clients": {name: _summary(measured) for name, measured in rounds.items()},
