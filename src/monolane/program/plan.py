@@ -48,12 +48,12 @@ class Plan:
         raise IndexError(f"stage {stage} has no tile {tile}")
 
 
-def make_plan(program: Program, layout: Layout, workers: int) -> Plan:
+def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0) -> Plan:
     """Divide every matrix into runs of tiles so that all tapes stay equally long, from stage to stage.
 
     Matrices that write the residual stream are divided all alike, so that a row of the stream has one owner for the
-    whole pass and may stay with it. What that leaves uneven the other matrices make up for: a worker streams ahead
-    while it waits for others, so what counts is the length of its tape, and not its share of a single stage.
+    whole pass and may stay with it. What that leaves uneven the other matrices make up for, as far as a worker may
+    lag in a stage because it streamed ahead in another: by ``run_ahead`` bytes. Without it, every stage is even.
     """
     if workers < 1:
         raise ValueError("a plan needs at least one worker")
@@ -65,7 +65,7 @@ def make_plan(program: Program, layout: Layout, workers: int) -> Plan:
         if stage.output is Output.RESIDUAL:
             counts = residual_counts.setdefault(tiles, _even(tiles, workers))
         else:
-            counts = _level(tiles, tile_bytes, loads)
+            counts = _level(tiles, loads, tile_bytes, run_ahead)
         first = 0
         for worker, count in enumerate(counts):
             segments[worker].append(Segment(index, first, count, loads[worker], count * tile_bytes))
@@ -79,10 +79,9 @@ def _even(tiles: int, workers: int) -> list[int]:
     return [even + (worker < left) for worker in range(workers)]
 
 
-def _level(tiles: int, tile_bytes: int, loads: list[int]) -> list[int]:
-    """Tiles per worker: each to whoever has the shortest tape, within an eighth of an equal share and one tile more."""
-    even = tiles // len(loads)
-    most = even + 1 + even // 8
+def _level(tiles: int, loads: list[int], tile_bytes: int, run_ahead: int) -> list[int]:
+    """Tiles per worker: each to whoever has the shortest tape, up to ``run_ahead`` bytes above an equal share."""
+    most = -(-tiles // len(loads)) + run_ahead // tile_bytes
     counts = [0] * len(loads)
     waiting = [(load, worker) for worker, load in enumerate(loads)]
     heapify(waiting)

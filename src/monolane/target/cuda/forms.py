@@ -13,8 +13,11 @@ from monolane.program.stage import Attend, Merge, Norm, Program, Project, Stage,
 from monolane.program.tape import constant_offsets
 from monolane.target.generate import OUTPUTS, braces, literal
 
-SLOT_UNITS = 32  # of 8 rows by 32 k: a slot of the ring
 GROUP_WARPS = 4  # that share a chunk
+UNIT_BYTES = 512  # 8 rows of 32 k: what a warp loads at once
+SLOT_UNITS = (32, 28, 24, 20)  # a slot of the ring may have
+# Bytes on their way to one block: near a hand-off, whose small loads would queue behind more; inside a long stage.
+IN_FLIGHT_NEAR, IN_FLIGHT_FAR = 32768, 98304
 NONE = -1
 
 
@@ -50,6 +53,21 @@ def forms(plan: Plan) -> list[str]:
         f"MONOLANE_CONSTANT int kWindows[] = {braces(map(str, windows))};",
         f"constexpr Form kForms[] = {braces(found)};",
     ]
+
+
+def slot_units(plan: Plan) -> int:
+    """The size of a slot that is filled best: tiles are cut into chunks of whole slots, as equal as can be."""
+
+    def filled(units: int) -> float:
+        tiles = [(plan.layout.tiles(p.matrix), _units(plan, p)) for p in plan.program.projections]
+        return sum(n * tile for n, tile in tiles) / sum(n * -(-tile // units) * units for n, tile in tiles)
+
+    return max(SLOT_UNITS, key=filled)
+
+
+def _units(plan: Plan, stage: Project) -> int:
+    """Of a tile."""
+    return plan.layout.padded_cols(stage.matrix) // plan.layout.block
 
 
 def _layer(program: Program) -> tuple[Stage, ...]:
@@ -98,9 +116,10 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
 
 def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict[str, int]) -> str:
     buffers = {buffer.name: number for number, buffer in enumerate(plan.program.buffers)}
-    units = plan.layout.padded_cols(stage.matrix) // plan.layout.block
-    chunks = -(-units // SLOT_UNITS)
+    units = _units(plan, stage)
+    chunks = -(-units // slot_units(plan))
     equal = -(-units // chunks)
+    chunk_units = min(units, -(-equal // GROUP_WARPS) * GROUP_WARPS)
     norm = stage.input if isinstance(stage.input, Norm) else None
     fields = {
         "stage": index,
@@ -109,7 +128,9 @@ def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict
         "cols": stage.matrix.cols,
         "units": units,
         "chunks": chunks,
-        "chunk_units": min(units, -(-equal // GROUP_WARPS) * GROUP_WARPS),
+        "chunk_units": chunk_units,
+        "near": -(-IN_FLIGHT_NEAR // (chunk_units * UNIT_BYTES)),
+        "far": -(-IN_FLIGHT_FAR // (chunk_units * UNIT_BYTES)),
         "output": f"Output::{OUTPUTS[stage.output]}",
         "merges": "true" if isinstance(stage.input, Merge) else "false",
         "norm": _offset(norm.weight if norm else None, offsets),

@@ -5,15 +5,14 @@ from __future__ import annotations
 from monolane.errors import UnsupportedModelError
 from monolane.program.plan import Plan
 from monolane.program.stage import MAX_WIDTH, Output, Program
-from monolane.target.cuda.forms import SLOT_UNITS, forms
+from monolane.target.cuda.forms import UNIT_BYTES, forms, slot_units
 from monolane.target.generate import braces, constants, powers, shape_constants
 
 CONSUMER_WARPS = 8
-SLOT_BYTES = 16384
 BATCH_SUMS = 32 * CONSUMER_WARPS * 8
 RESERVED_BYTES = 2048  # barriers, reductions, alignment
 MIN_WIDE_SLOTS = 2
-IN_FLIGHT_NEAR, IN_FLIGHT_FAR = 2, 6  # chunks on their way to one block: near a hand-off, and inside a long stage
+RUN_AHEAD_BYTES = 16 << 10  # that a worker may have to stream more than its equal share of a stage, to level the tapes
 # The cache is kept in blocks of positions; attention divides them into splits of at least so many blocks, and not into
 # more splits than there are workers for.
 BLOCK_POSITIONS = 16
@@ -56,9 +55,13 @@ def x_bytes(plan: Plan) -> int:
     queries = MAX_WIDTH * (_up(shape.head_dim, 64) + 32) * 2 + 2 * _up(shape.head_dim, 32) * 2
     results = MAX_WIDTH * _up(shape.head_dim, 16) * 4
     scratch = queries + 2 * CONSUMER_WARPS * MAX_WIDTH * 4 + results
-    chunk = SLOT_UNITS * plan.layout.block
+    chunk = slot_units(plan) * plan.layout.block
     widest = max(_up(stage.matrix.cols, chunk) for stage in plan.program.projections)
     return _up(max(2 * widest, scratch - 4 * BATCH_SUMS), 128)
+
+
+def slot_bytes(plan: Plan) -> int:
+    return slot_units(plan) * UNIT_BYTES
 
 
 def _up(n: int, unit: int) -> int:
@@ -72,10 +75,10 @@ def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:
     columns = sorted({layout.padded_cols(stage.matrix) for stage in program.projections})
     fixed = x_bytes(plan) + 4 * BATCH_SUMS + 4 * MAX_WIDTH * owned_rows(plan) + RESERVED_BYTES
     fixed += 8 * len(program.projections)
-    narrow = (shared_limit - fixed) // SLOT_BYTES
+    narrow = (shared_limit - fixed) // slot_bytes(plan)
     needed = max(program.hidden, shape.heads * shape.head_dim)
     for widest in reversed(columns):
-        wide = narrow - -(-MAX_WIDTH * (widest + 32) * 2 // SLOT_BYTES)
+        wide = narrow - -(-MAX_WIDTH * (widest + 32) * 2 // slot_bytes(plan))
         if wide >= MIN_WIDE_SLOTS and widest >= needed:
             return narrow, wide, widest
     raise UnsupportedModelError(
@@ -104,8 +107,7 @@ def generate(
         "kMaxOwnedRows": owned_rows(plan),
         "kResidualProjection": next(i for i, s in enumerate(program.projections) if s.output is Output.RESIDUAL),
         "kSharedLimit": shared_limit,
-        "kInFlightNear": IN_FLIGHT_NEAR,
-        "kInFlightFar": IN_FLIGHT_FAR,
+        "kSlotUnits": slot_units(plan),
         "kSplitBlocks": SPLIT_BLOCKS,
         "kMostSplits": most_splits(plan),
         "kFewSplits": few_splits(plan),

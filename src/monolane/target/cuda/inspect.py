@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from monolane.errors import UsageError
 from monolane.model.config import ModelConfig
 from monolane.program.plan import Plan
-from monolane.target.cuda.generate import SLOT_BYTES, generate, slots
+from monolane.target.cuda.generate import generate, slot_bytes, slots
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.opening import cuda_plan, find_gpu
 from monolane.target.cuda.predict import CEILING, HANDOFF_US, predicted_us, stage_bytes, stream_us
@@ -52,7 +52,7 @@ def report(plan: Plan, context: int, card: Card) -> str:
         [
             f"{card.name}: {card.workers} workers, {card.shared_limit:,} bytes of shared memory each",
             *_resources(compiled, card),
-            f"ring: {narrow} slots of {SLOT_BYTES:,} bytes when decoding, {wide} when reading a prompt",
+            f"ring: {narrow} slots of {slot_bytes(plan):,} bytes when decoding, {wide} when reading a prompt",
             "",
             *_prediction(plan, context, narrow),
         ]

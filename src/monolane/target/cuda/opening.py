@@ -16,7 +16,7 @@ from monolane.program.check import check
 from monolane.program.plan import Plan, make_plan
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
-from monolane.target.cuda.generate import generate
+from monolane.target.cuda.generate import RUN_AHEAD_BYTES, generate
 from monolane.target.cuda.jit import compile_kernel
 from monolane.target.cuda.launch import scratch_sizes
 from monolane.target.generate import LAYOUT
@@ -58,7 +58,7 @@ def required_gpu() -> Device:
 
 def cuda_plan(config: ModelConfig, workers: int) -> Plan:
     """One worker per multiprocessor."""
-    plan = make_plan(build_program(config), LAYOUT, workers)
+    plan = make_plan(build_program(config), LAYOUT, workers, RUN_AHEAD_BYTES)
     check(plan)
     return plan
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from monolane.program.plan import Plan
 from monolane.program.stage import Embed, Project, Stage
-from monolane.target.cuda.generate import SLOT_BYTES
+from monolane.target.cuda.generate import slot_bytes
 
 # Measured on an H200.
 CEILING = 4.60e12  # bytes per second that all workers together read
@@ -59,7 +59,7 @@ def _chunks(plan: Plan, stage: Stage) -> list[float]:
     if not isinstance(stage, Project):
         return []
     tile = plan.layout.tile_bytes(stage.matrix)
-    chunk = tile / -(-tile // SLOT_BYTES)
+    chunk = tile / -(-tile // slot_bytes(plan))
     share = stage_bytes(plan, stage) / plan.workers
     whole, rest = divmod(share, chunk)
     return [chunk] * int(whole) + ([rest] if rest else [])

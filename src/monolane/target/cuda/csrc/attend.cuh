@@ -183,31 +183,46 @@ MONOLANE_DEVICE void append_wide(int layer, int start, int width) {
     const float* from = monolane_launch.wide_qkv + i / kKvHeads * (kQueries + 2 * kKeys) + kQueries + head * kHeadDim;
     uint16_t* keys = key_block(layer, head, position / kBlockPositions);
     uint16_t* values = value_block(layer, head, position / kBlockPositions);
-    float low[kPairs], high[kPairs];
-    load_pairs(from, low, high);
-    rotate(turn_of(position, key_norm(layer)), low, high);
-    store_pairs<kHeadDim>(low, high, [&](int d, uint16_t x) { keys[key_element(r, d)] = x; });
-    load_pairs(from + kKeys, low, high);
-    store_pairs<kHeadDim>(low, high, [&](int d, uint16_t x) { values[value_element(r, d)] = x; });
+    float low[2][kPairs], high[2][kPairs];  // of the key, of the value
+    load_pairs(from, low[0], high[0]);
+    load_pairs(from + kKeys, low[1], high[1]);
+    rotate(turn_of(position, key_norm(layer)), low[0], high[0]);
+    store_pairs<kHeadDim>(low[0], high[0], [&](int d, uint16_t x) { keys[key_element(r, d)] = x; });
+    store_pairs<kHeadDim>(low[1], high[1], [&](int d, uint16_t x) { values[value_element(r, d)] = x; });
   }
 }
 
-MONOLANE_DEVICE uint32_t attend_wide(int layer, int start, int width, uint32_t step, uint32_t barriers) {
+// The queries of one head, as bf16 rows in the scratch. A warp has two of them, and asks for both before it waits.
+MONOLANE_DEVICE void turn_queries(int layer, int head, int start, int width) {
+  constexpr int kEach = kWidth / kConsumerWarps;
+  float low[kEach][kPairs], high[kEach][kPairs];
+  Turn turns[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; i++) {
+    const int row = min(warp_index() + i * kConsumerWarps, width - 1);
+    load_pairs(monolane_launch.wide_qkv + row * (kQueries + 2 * kKeys) + head * kHeadDim, low[i], high[i]);
+    turns[i] = turn_of(start + row, query_norm(layer));
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; i++) {
+    const int row = warp_index() + i * kConsumerWarps;
+    if (row >= width) continue;
+    uint16_t* to = attention::queries() + row * kQueryStride;
+    rotate(turns[i], low[i], high[i]);
+    store_pairs<round_up(kHeadDim, kBlock)>(low[i], high[i], [&](int d, uint16_t x) { to[d] = x; });
+  }
+}
+
+MONOLANE_DEVICE void attend_wide(int layer, int start, int width, uint32_t step) {
   append_wide(layer, start, width);
-  grid_barrier(barriers);
+  grid_barrier();
   const Span span = span_of(start, window_of(layer));
   for (int item = worker_index(); item < kHeads * span.splits; item += kWorkers) {
     const int head = item % kHeads, split = item / kHeads;
-    for (int row = warp_index(); row < width; row += kConsumerWarps) {
-      uint16_t* to = attention::queries() + row * kQueryStride;
-      float low[kPairs], high[kPairs];
-      load_pairs(monolane_launch.wide_qkv + row * (kQueries + 2 * kKeys) + head * kHeadDim, low, high);
-      rotate(turn_of(start + row, query_norm(layer)), low, high);
-      store_pairs<round_up(kHeadDim, kBlock)>(low, high, [&](int d, uint16_t x) { to[d] = x; });
-    }
-    sync_consumers();
     Split<true, kRowsAtOnce> part(layer, head / kGroup, start, width, span, split);
     part.ask();
+    turn_queries(layer, head, start, width);
+    sync_consumers();
     part.see(width);
     part.merge(
         width, [&](int row, int d, float v) { publish_part<true>(row, split, span.splits, head * kHeadDim + d, v, step); },
@@ -217,7 +232,6 @@ MONOLANE_DEVICE uint32_t attend_wide(int layer, int start, int width, uint32_t s
     sync_consumers();  // the scratch is free for others
   }
   if (span.splits > 1) merge_splits<true>(width, span.splits, step);
-  return barriers;
 }
 
 // --- the stage that follows, where there are a few splits ---

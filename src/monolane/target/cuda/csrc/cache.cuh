@@ -33,6 +33,12 @@ MONOLANE_DEVICE int value_element(int r, int d) {
   return d / 16 * kUnitElements + lane * 8 + d % 16 / 8 * 4 + r / 8 * 2 + r % 2;
 }
 
+// Into L2, this thread's lines of so many bytes.
+constexpr int kLineBytes = 128;
+MONOLANE_DEVICE void prefetch_lines(const void* from, int bytes, int first, int stride) {
+  for (int line = first; line * kLineBytes < bytes; line += stride) ptx::prefetch(static_cast<const char*>(from) + line * kLineBytes);
+}
+
 MONOLANE_DEVICE int window_of(int layer) { return kAnyWindow ? kWindows[layer] : 0; }
 
 // The blocks that a position sees, and how they are divided among blocks of threads. It depends on the block of the

@@ -8,6 +8,7 @@ struct Form {
   int stage, projection;  // of the first layer
   int rows, cols;
   int units, chunks, chunk_units;  // of a tile: what a warp loads at once, and how they are cut into slots of the ring
+  int near, far;  // chunks on their way to a block: near a hand-off, and inside a long stage
   Output output;
   bool merges;     // its input is what attention has left
   int norm, bias;  // where the first layer's constants are, or kNone

@@ -24,14 +24,14 @@ MONOLANE_DEVICE uint32_t await_wide_word(const uint64_t* p, uint32_t step) {
 MONOLANE_DEVICE float load_float(const float* p) { return ptx::float_of(ptx::load_relaxed(reinterpret_cast<const uint32_t*>(p))); }
 
 // All blocks have written what they had to write. Called by all consumers.
-MONOLANE_DEVICE void grid_barrier(uint32_t& barriers) {
+MONOLANE_DEVICE void grid_barrier() {
   about_to_wait(kForBarrier);
   sync_consumers();
-  barriers++;
   if (thread_index() == 0) {
+    const uint32_t all = ++shared::flags()->barriers * kWorkers;
     uint32_t* counter = monolane_launch.arrived;
     ptx::add_release(counter, 1);
-    while (ptx::load_acquire(counter) < barriers * kWorkers)
+    while (ptx::load_acquire(counter) < all)
       if (shared::over()) break;
   }
   sync_consumers();

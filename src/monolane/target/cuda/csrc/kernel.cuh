@@ -108,11 +108,11 @@ class Consumer {
     const int s = kAttendStage + layer * kStagesPerLayer;
     begin<kWide>(s, now);
     if constexpr (kWide)
-      barriers_ = attend_wide(layer, now.start, now.width, step_, barriers_);
+      attend_wide(layer, now.start, now.width, step_);
     else
       attend_narrow(layer, now.start, step_, [&] { mark<false>(s, 1); });
     mark<kWide>(s, 2);
-    if (kWide) grid_barrier(barriers_);
+    if (kWide) grid_barrier();
   }
 
   // A time stamp for the trace: 0 at the beginning of a stage, 1 when its input is there, 2 at its end.
@@ -129,10 +129,9 @@ class Consumer {
     while (ptx::now_ns() < end) ptx::pause(1000000);
   }
 
-  // Looked at once per pass by one thread, so that all threads of the block agree. Two places in turn: a thread that is
-  // slow to read one is not overtaken by the next answer.
-  MONOLANE_DEVICE bool over_together() {
-    uint32_t* answer = reinterpret_cast<uint32_t*>(shared::reduce()) + 30 + passes_++ % 2;
+  // Looked at once per pass by one thread, so that all threads of the block agree. They meet many times before the next.
+  MONOLANE_DEVICE static bool over_together() {
+    uint32_t* answer = reinterpret_cast<uint32_t*>(shared::reduce()) + 31;
     if (thread_index() == 0) *answer = shared::over();
     sync_consumers();
     return *answer;
@@ -176,7 +175,7 @@ class Consumer {
     }
     if (kHead && plain_greedy()) publish_best(ptx::load_shared(&shared::flags()->aborted) ? kAbortRank : best, step_);
     mark<kWide>(s, 2);
-    if (kWide) grid_barrier(barriers_);
+    if (kWide) grid_barrier();
   }
 
   // This block's rows of one stage.
@@ -199,7 +198,7 @@ class Consumer {
   // The input of a narrow pass, wherever it comes from; returns this thread's part of the sum of its squares.
   template <int kForm>
   MONOLANE_DEVICE float prepare_one(int layer, const Pass& now) {
-    if (kForm == 0 && layer == 0) return prepare_embedding<kForm>(layer, token_);
+    if (kForm == 0 && layer == 0) return prepare_embedding<kForm, kConsumers>(layer, token_, shared::x(), thread_index());
     if constexpr (kForms[kForm].merges && kFewSplits > 1) {
       const int splits = span_of(now.start, window_of(layer)).splits;
       if (splits > 1 && splits <= kFewSplits) return prepare_parts(splits, step_ - 1);
@@ -215,8 +214,10 @@ class Consumer {
     const auto prepare = [&] {  // a warp per position; its scale goes to `reduce`
       if constexpr (kStaged) {
         for (int p = warp_index(); p < now.width; p += kConsumerWarps) {
-          const int32_t token = kForm == 0 && rows.layer == 0 ? token_at<true>(now, p) : kNone;
-          const float squares = prepare_plain<kForm, 32>(rows.layer, plain + p * kStride, token, shared::wide_x() + p * kWideStride, lane_index());
+          uint16_t* to = shared::wide_x() + p * kWideStride;
+          const bool first = kForm == 0 && rows.layer == 0;
+          const float squares = first ? prepare_embedding<kForm, 32>(rows.layer, token_at<true>(now, p), to, lane_index())
+                                      : prepare_plain<kForm, 32>(rows.layer, plain + p * kStride, to, lane_index());
           const float scale = norm_scale<kForm>(sum_of_warp(squares));
           if (lane_index() == 0) shared::reduce()[p] = scale;
         }
@@ -237,7 +238,7 @@ class Consumer {
   MONOLANE_DEVICE void project_last(const Rows& rows, const Pass& now, Cursor<true>& cursor, uint64_t& best) {
     constexpr int kBuffer = kForms[kForm].reads;
     const uint16_t* plain = monolane_launch.wide + kWideOffsets[kBuffer] + (now.width - 1) * kBufferStrides[kBuffer];
-    const auto prepare = [&] { return finish_prepare<kForm>(prepare_plain<kForm, kConsumers>(0, plain, kNone, shared::x(), thread_index())); };
+    const auto prepare = [&] { return finish_prepare<kForm>(prepare_plain<kForm, kConsumers>(0, plain, shared::x(), thread_index())); };
     project<true, kForm, 1, true>(rows.tiles, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
       finish<true, kForm>(rows, now, local, now.width - 1, first * scale, second * scale, best);
     });
@@ -288,18 +289,18 @@ class Consumer {
   // One token more, the same for all blocks.
   MONOLANE_DEVICE void sample(const Pass& now) {
     const Request& request = monolane_launch.request;
-    if (!plain_greedy()) grid_barrier(barriers_);
+    if (!plain_greedy()) grid_barrier();
     about_to_wait(kForChoice);
-    const uint32_t token = choose(now.start + now.width, made_, step_, plain_greedy());
+    const int made = now.start + now.width - static_cast<int>(request.token_count);  // before this one
+    const uint32_t token = choose(now.start + now.width, made, step_, plain_greedy());
     if (shared::over()) return;  // whatever was chosen, it is not an answer
     if (token == kAbortToken || token == kNoToken) return end(token == kNoToken ? kNotANumber : kAborted);
     token_ = static_cast<int32_t>(token);
-    if (worker_index() == 0 && thread_index() == 0) post(token_, made_);
-    made_++;
+    if (worker_index() == 0 && thread_index() == 0) post(token_, made);
     bool stop = false;
 #pragma unroll 1
     for (int64_t i = 0; i < request.stop_count; i++) stop |= request.stop_tokens[i] == token_;
-    if (stop || made_ == request.max_tokens) end(stop ? kStopped : kLengthReached);
+    if (stop || made + 1 == request.max_tokens) end(stop ? kStopped : kLengthReached);
   }
 
   MONOLANE_DEVICE static uint32_t choose(int64_t position, int64_t made, uint32_t step, bool greedy) {
@@ -324,9 +325,9 @@ class Consumer {
     if (thread_index() == 0) ptx::store_shared(&shared::flags()->status, status);
   }
 
-  uint32_t step_ = 0, barriers_ = 0, passes_ = 0;
+  uint32_t step_ = 0;
   int32_t token_ = kNone;
-  int made_ = 0, narrow_passes_ = 0;
+  int narrow_passes_ = 0;
   int position_ = static_cast<int>(monolane_launch.request.cached);
   bool left_ = false;
 };

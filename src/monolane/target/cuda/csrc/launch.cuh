@@ -12,11 +12,12 @@ constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
 constexpr int kGroupWarps = 4;  // warps that share a chunk
 constexpr int kGroups = kConsumerWarps / kGroupWarps;
 constexpr int kUnitBytes = kTileRows * kBlock * 2;  // what one warp loads at once: 8 rows of 32 weights, 16 bytes a lane
-constexpr int kSlotUnits = 32;
 constexpr int kSlotBytes = kSlotUnits * kUnitBytes;
 constexpr int kWidth = 16;                         // positions of a wide pass: the rows of a tensor core's A operand
-constexpr int kBatchSums = 32 * kGroups * kGroupWarps * kTileRows;  // sums of 32 tiles at one position, or of 2 at 16
-constexpr int kBatchOfOne = kBatchSums / (kGroups * kGroupWarps * kTileRows), kBatchOfMany = kBatchOfOne / kWidth;
+constexpr int kTileSums = kGroups * kGroupWarps * kTileRows;  // of a tile, at one position
+constexpr int kBatchOfOne = 32, kBatchSums = kBatchOfOne * kTileSums;
+// A wide pass has its input elsewhere, and that place for sums, too.
+constexpr int kBatchOfMany = (kXBytes / 4 + kBatchSums) / (kTileSums * kWidth);
 constexpr int kGroup = kHeads / kKvHeads;
 constexpr int kQueries = kHeads * kHeadDim;
 constexpr int kKeys = kKvHeads * kHeadDim;
@@ -115,6 +116,7 @@ MONOLANE_DEVICE char* ring() { return at<char>(0); }
 MONOLANE_DEVICE uint16_t* x() { return at<uint16_t>(kXOffset); }
 MONOLANE_DEVICE uint16_t* wide_x() { return at<uint16_t>(kWideXOffset); }
 MONOLANE_DEVICE float* sums() { return at<float>(kSumsOffset); }
+MONOLANE_DEVICE float* wide_sums() { return at<float>(kXOffset); }
 MONOLANE_DEVICE float* residual() { return at<float>(kResidualOffset); }
 // Barriers of the ring: full and empty, for narrow passes (wide = 0) and for wide ones.
 MONOLANE_DEVICE uint64_t* full(int wide) { return at<uint64_t>(kBarriersOffset) + wide * 2 * kSlots; }
@@ -130,6 +132,7 @@ struct Flags {
   uint32_t step, stage, position, waits_for;  // where the consumers are, and what they waited for last
   uint32_t aborted;          // the host wants the request to end
   uint32_t status;           // how the request ended
+  uint32_t barriers;         // of the grid that the first thread has passed
   uint32_t posted, written;  // tokens that were made, and those the host has been told of
 };
 constexpr uint32_t kMailbox = 4;

@@ -6,7 +6,8 @@
 
 namespace monolane {
 
-constexpr int kLineBytes = 128;
+// Of one split; a longer one is asked for step by step (see Split::want). All splits together must fit L2.
+constexpr int kWantedBlocks = (128 << 10) / ((kKeyUnits + kValueUnits) * kUnitBytes);
 
 class Prefetcher {
  public:
@@ -30,22 +31,18 @@ class Prefetcher {
  private:
   static constexpr int kLookEveryNs = 200;
 
-  MONOLANE_DEVICE static void lines(const void* from, int bytes, int first, int stride) {
-    for (int line = first; line * kLineBytes < bytes; line += stride) ptx::prefetch(static_cast<const char*>(from) + line * kLineBytes);
-  }
-
   // All blocks read them: each asks for some lines.
   MONOLANE_DEVICE static void constants(int layer) {
-    if (lane_index() == 0) lines(monolane_launch.constants + layer * kConstantsPerLayer, kConstantsPerLayer * 4, worker_index(), kWorkers);
+    if (lane_index() == 0) prefetch_lines(monolane_launch.constants + layer * kConstantsPerLayer, kConstantsPerLayer * 4, worker_index(), kWorkers);
   }
 
   MONOLANE_DEVICE static void cache(int layer, int position) {
     const Span span = span_of(position, window_of(layer));
     for (int item = worker_index(); item < kKvHeads * span.splits; item += kWorkers) {
       const int head = item % kKvHeads, split = item / kKvHeads, first = span.first + split * span.length;
-      const int blocks = min(span.length, span.blocks - split * span.length);
-      lines(key_block(layer, head, first), blocks * kKeyUnits * kUnitBytes, lane_index(), 32);
-      lines(value_block(layer, head, first), blocks * kValueUnits * kUnitBytes, lane_index(), 32);
+      const int blocks = min(kWantedBlocks, min(span.length, span.blocks - split * span.length));
+      prefetch_lines(key_block(layer, head, first), blocks * kKeyUnits * kUnitBytes, lane_index(), 32);
+      prefetch_lines(value_block(layer, head, first), blocks * kValueUnits * kUnitBytes, lane_index(), 32);
     }
   }
 };

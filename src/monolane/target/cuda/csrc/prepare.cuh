@@ -100,9 +100,9 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   });
 }
 
-template <int kForm>
-MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token) {
-  return prepare_part<kForm, kConsumers, 1>(layer, shared::x(), thread_index(), [&](int k, float (&v)[1][4]) {
+template <int kForm, int kThreadCount>
+MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token, uint16_t* x, int thread) {
+  return prepare_part<kForm, kThreadCount, 1>(layer, x, thread, [&](int k, float (&v)[1][4]) {
     if (k < kHidden) embedding(token, k, v[0]);
   });
 }
@@ -136,24 +136,22 @@ MONOLANE_DEVICE float finish_prepare(float squares) {
   }
 }
 
-// One position of a wide pass, plain elements; `token` where the input is an embedding. Rows of plain elements are whole
-// blocks.
+// One position of a wide pass, plain elements, asked for all at once. Rows of plain elements are whole blocks.
 template <int kForm, int kThreadCount>
-MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, int32_t token, uint16_t* x, int thread) {
-  constexpr int kBurst = kBurstOf<kForm, kThreadCount, 4>, kCols = kForms[kForm].cols;
+MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* x, int thread) {
+  constexpr int kBurst = kBurstOf<kForm, kThreadCount, 16>, kCols = kForms[kForm].cols;
   return prepare_part<kForm, kThreadCount, kBurst>(layer, x, thread, [&](int base, float (&v)[kBurst][4]) {
+    uint64_t four[kBurst];
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
       const int k = base + j * kThreadCount * 4;
-      if (k >= kCols) continue;
-      if (token != kNone) {
-        embedding(token, k, v[j]);
-        continue;
-      }
-      const uint64_t four = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));  // past L1, as all that others write
-#pragma unroll
-      for (int i = 0; i < 4; i++) v[j][i] = k + i < kCols ? widen(static_cast<uint16_t>(four >> 16 * i)) : 0.0f;
+      four[j] = 0;
+      if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));  // past L1, as all that others write
     }
+#pragma unroll
+    for (int j = 0; j < kBurst; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[j][i] = base + j * kThreadCount * 4 + i < kCols ? widen(static_cast<uint16_t>(four[j] >> 16 * i)) : 0.0f;
   });
 }
 

@@ -12,7 +12,8 @@ constexpr int kMostUnits = kSlotUnits / kGroupWarps;  // of one chunk, for one w
 // `from` is this lane's place in the input. Inputs are loaded together, so that products need not wait one by one.
 template <int kPositions, bool kStaged, int kUnits, bool kAlike>
 MONOLANE_DEVICE void multiply(const Word4 (&weights)[kMostUnits], int units, const uint16_t* from, int stride, int warp, float (&sums)[4][4]) {
-  constexpr int kTogether = kPositions > 1 ? 2 : 4, kMine = divide_up(kUnits, kGroupWarps);
+  // From shared memory, a few at a time; from global memory, where each wait is long, all of them.
+  constexpr int kMine = divide_up(kUnits, kGroupWarps), kTogether = !kStaged ? kMostUnits : kPositions > 1 ? 2 : 4;
   // What lies behind a short chunk in its slot is another chunk's: it must not be multiplied, not even with zero.
   const auto there = [&](int j) { return j < kMine && ((kAlike && (j + 1) * kGroupWarps <= kUnits) || j * kGroupWarps + warp < (kAlike ? kUnits : units)); };
 #pragma unroll
@@ -39,7 +40,8 @@ MONOLANE_DEVICE void multiply(const Word4 (&weights)[kMostUnits], int units, con
 // Where the sums of one tile, one part of its chunks and one warp lie: [positions][8 rows].
 template <int kPositions>
 MONOLANE_DEVICE float* sums_at(int tile, int part, int warp) {
-  return shared::sums() + ((tile * kGroups + part) * kGroupWarps + warp) * kPositions * kTileRows;
+  float* first = kPositions > 1 ? shared::wide_sums() : shared::sums();
+  return first + ((tile * kGroups + part) * kGroupWarps + warp) * kPositions * kTileRows;
 }
 
 template <int kPositions>
@@ -94,14 +96,13 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
   float sums[4][4] = {};
   const auto end_batch = [&] {
     sync_consumers();
-    const int rows = count * kPerTile;
 #pragma unroll 1
-    for (int i = thread_index(); i < rows * width; i += kConsumers) {
-      const int position = kPositions > 1 ? i / rows : 0, index = kPositions > 1 ? i % rows : i;
-      const int tile = index / kPerTile, row = index % kPerTile;
+    for (int i = thread_index(); i < count * kPositions * kPerTile; i += kConsumers) {
+      const int row = i % kPerTile, position = i / kPerTile % kPositions, tile = i / (kPerTile * kPositions);
+      if (position >= width) continue;
       const float sum = row_sum<kForm, kPositions>(tile, kGate ? 2 * row : row, position);
       const float second = kGate ? row_sum<kForm, kPositions>(tile, 2 * row + 1, position) : 0.0f;
-      finish(first * kPerTile + index, position, sum, second, scale);
+      finish((first + tile) * kPerTile + row, position, sum, second, scale);
     }
     first += kBatch;
     count = min(kBatch, tiles - first);

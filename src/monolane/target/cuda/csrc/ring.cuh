@@ -52,7 +52,7 @@ class Producer {
         const uint32_t bytes = min(form.chunk_units, left) * kUnitBytes;
         // Few copies in flight near a hand-off, or its small loads queue behind them; more inside a long stage, and in a
         // wide pass, whose hand-offs are barriers.
-        if (!put(tape, bytes, !kWide && chunk++ < kSlots ? kInFlightNear : kInFlightFar)) return false;
+        if (!put(tape, bytes, !kWide && chunk++ < kSlots ? form.near : form.far)) return false;
         tape += bytes;
       }
     return true;

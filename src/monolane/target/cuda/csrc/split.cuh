@@ -9,8 +9,12 @@
 namespace monolane {
 
 constexpr int kRowsAtOnce = 16;
-constexpr int kStepBlocks = kKeyUnits + kValueUnits <= 8 ? 2 : 1;  // blocks a warp holds in registers: at most 64 of them
-constexpr bool kHoldValues = kStepBlocks * (kKeyUnits + kValueUnits) <= 16;  // together with the keys
+// Blocks that a warp holds at once, four registers a unit: as many as its running results leave room for. At the beginning
+// of a narrow pass there are none yet, and twice as many fit.
+constexpr int kPairUnits = kKeyUnits + kValueUnits;
+constexpr int kStepBlocks = 2 * kPairUnits <= 16 ? 2 : 1, kFirstBlocks = kGroup > 8 || kPairUnits > 16 ? 1 : 2;
+constexpr bool kHoldValues = kStepBlocks * kPairUnits <= 16;  // together with the keys
+constexpr int kWantedAhead = 1;  // steps between those that are asked for and those that are wanted in L2
 constexpr int kPaddedDim = kValueUnits * 16;
 
 // --- scratch ---
@@ -36,8 +40,9 @@ MONOLANE_DEVICE float* totals() { return shared::at<float>(kXOffset + kTotalsOff
 // --- what a warp holds and sees ---
 
 // Blocks of the cache in registers.
+template <int kSteps>
 struct Held {
-  Word4 keys[kStepBlocks * kKeyUnits], values[kStepBlocks * kValueUnits];
+  Word4 keys[kSteps * kKeyUnits], values[kSteps * kValueUnits];
 
   MONOLANE_DEVICE void ask_keys(int layer, int head, int block, int end) { ask<kKeyUnits>(keys, key_block(layer, head, block), block, end); }
   MONOLANE_DEVICE void ask_values(int layer, int head, int block, int end) { ask<kValueUnits>(values, value_block(layer, head, block), block, end); }
@@ -88,26 +93,25 @@ struct Held {
   }
 };
 
-// A warp's running result: of rows g and, where there are more than eight, g + 8.
+// A warp's running result: of rows g and, where there are more than eight, g + 8. A fresh one begins with the blocks it is
+// given: until then it takes no registers.
 template <bool kHigh>
 class Strand {
  public:
   static constexpr int kRows = kHigh ? 2 : 1;
   float top[kRows], sum[kRows], total[2 * kValueUnits][2 * kRows];
 
-  MONOLANE_DEVICE Strand() {
+  MONOLANE_DEVICE void clear() {
 #pragma unroll
     for (int r = 0; r < kRows; r++) top[r] = -kInfinity, sum[r] = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 2 * kValueUnits; j++)
-#pragma unroll
-      for (int i = 0; i < 2 * kRows; i++) total[j][i] = 0.0f;
+    clear_totals();
   }
 
   // Weights of the positions from `first` on that lie in [low, limit] of their row, as pairs for the next product. `whole`:
   // all of them do.
-  MONOLANE_DEVICE void weigh(const Held& held, int rows, int first, bool whole, const int (&low)[2], const int (&limit)[2], uint32_t (&weights)[kStepBlocks][4]) {
-    float scores[2 * kStepBlocks][2 * kRows] = {};
+  template <bool kFresh, int kSteps>
+  MONOLANE_DEVICE void weigh(const Held<kSteps>& held, int rows, int first, bool whole, const int (&low)[2], const int (&limit)[2], uint32_t (&weights)[kSteps][4]) {
+    float scores[2 * kSteps][2 * kRows] = {};
     const int g = lane_index() / 4, t = lane_index() % 4;
     const uint16_t* q = attention::queries() + t * 8;
 #pragma unroll
@@ -116,7 +120,7 @@ class Strand {
       Word4 b{0, 0, 0, 0};
       if (kHigh) b = *reinterpret_cast<const Word4*>(q + min(g + 8, rows - 1) * kQueryStride + u * kBlock);
 #pragma unroll
-      for (int tile = 0; tile < 2 * kStepBlocks; tile++) {
+      for (int tile = 0; tile < 2 * kSteps; tile++) {
         const Word4& key = held.keys[tile * kDimUnits + u];
         multiply(scores[tile], a.x, b.x, a.y, b.y, key.x, key.y);
         multiply(scores[tile], a.z, b.z, a.w, b.w, key.z, key.w);
@@ -126,7 +130,7 @@ class Strand {
     for (int r = 0; r < kRows; r++) {
       if (!whole) {
 #pragma unroll
-        for (int tile = 0; tile < 2 * kStepBlocks; tile++)
+        for (int tile = 0; tile < 2 * kSteps; tile++)
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             const int position = first + tile * 8 + 2 * t + e;
@@ -135,17 +139,22 @@ class Strand {
       }
       float highest = fmaxf(scores[0][2 * r], scores[0][2 * r + 1]);
 #pragma unroll
-      for (int tile = 1; tile < 2 * kStepBlocks; tile++) highest = fmaxf(highest, fmaxf(scores[tile][2 * r], scores[tile][2 * r + 1]));
+      for (int tile = 1; tile < 2 * kSteps; tile++) highest = fmaxf(highest, fmaxf(scores[tile][2 * r], scores[tile][2 * r + 1]));
       highest = fmaxf(highest, ptx::shuffle_xor(highest, 1));
       highest = fmaxf(highest, ptx::shuffle_xor(highest, 2));
-      highest = fmaxf(top[r], highest * kScoreFactor);
-      const float base = highest == -kInfinity ? 0.0f : highest, shrink = ptx::power_of_two(top[r] - base);
+      highest = kFresh ? highest * kScoreFactor : fmaxf(top[r], highest * kScoreFactor);
+      const float base = highest == -kInfinity ? 0.0f : highest;
+      if (kFresh) {
+        sum[r] = 0.0f;
+      } else {
+        const float shrink = ptx::power_of_two(top[r] - base);
+        sum[r] *= shrink;
+#pragma unroll
+        for (int j = 0; j < 2 * kValueUnits; j++) total[j][2 * r] *= shrink, total[j][2 * r + 1] *= shrink;
+      }
       top[r] = highest;
-      sum[r] *= shrink;
 #pragma unroll
-      for (int j = 0; j < 2 * kValueUnits; j++) total[j][2 * r] *= shrink, total[j][2 * r + 1] *= shrink;
-#pragma unroll
-      for (int tile = 0; tile < 2 * kStepBlocks; tile++) {
+      for (int tile = 0; tile < 2 * kSteps; tile++) {
         const float w0 = ptx::power_of_two(scores[tile][2 * r] * kScoreFactor - base), w1 = ptx::power_of_two(scores[tile][2 * r + 1] * kScoreFactor - base);
         sum[r] += w0 + w1;
         weights[tile / 2][tile % 2 * 2 + r] = ptx::bf16_pair(w0, w1);
@@ -154,9 +163,11 @@ class Strand {
     }
   }
 
-  MONOLANE_DEVICE void gather(const Held& held, const uint32_t (&weights)[kStepBlocks][4]) {
+  template <bool kFresh, int kSteps>
+  MONOLANE_DEVICE void gather(const Held<kSteps>& held, const uint32_t (&weights)[kSteps][4]) {
+    if (kFresh) clear_totals();
 #pragma unroll
-    for (int i = 0; i < kStepBlocks; i++)
+    for (int i = 0; i < kSteps; i++)
 #pragma unroll
       for (int j = 0; j < kValueUnits; j++) {
         const Word4& value = held.values[i * kValueUnits + j];
@@ -174,6 +185,13 @@ class Strand {
   }
 
  private:
+  MONOLANE_DEVICE void clear_totals() {
+#pragma unroll
+    for (int j = 0; j < 2 * kValueUnits; j++)
+#pragma unroll
+      for (int i = 0; i < 2 * kRows; i++) total[j][i] = 0.0f;
+  }
+
   MONOLANE_DEVICE static void multiply(float (&c)[2 * kRows], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     float sums[4] = {c[0], c[1], kHigh ? c[2 * kRows - 2] : 0.0f, kHigh ? c[2 * kRows - 1] : 0.0f};
     ptx::mma(sums, a0, a1, a2, a3, b0, b1);
@@ -189,46 +207,38 @@ template <bool kWide, int kMostRows>
 class Split {
  public:
   static constexpr bool kHigh = kMostRows > 8 || kHeadDim <= 64;
+  static constexpr int kFirst = kWide ? kStepBlocks : kFirstBlocks;
+  static constexpr bool kHoldFirst = !kWide || kHoldValues;
 
   // `position`: of the first row; in a wide pass each row is one further.
   MONOLANE_DEVICE Split(int layer, int head, int position, int width, const Span& span, int split)
       : layer_(layer), head_(head), last_(position + width - 1), end_(span.first + min(span.blocks, (split + 1) * span.length)),
-        block_(span.first + split * span.length + warp_index() * kStepBlocks) {
+        block_(span.first + split * span.length + warp_index() * kFirst) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int own = kWide ? position + min(lane_index() / 4 + 8 * r, width - 1) : position;
       low_[r] = first_seen(own, window_of(layer));
-      limit_[r] = own;
+      limit_[r] = min(own, end_ * kBlockPositions - 1);
     }
     highest_low_ = first_seen(position + width - 1, window_of(layer));
   }
 
   // The first of this warp's blocks, before the queries are there.
-  MONOLANE_DEVICE void ask() {
-    held_.ask_keys(layer_, head_, block_, end_);
-    if (kHoldValues) held_.ask_values(layer_, head_, block_, end_);
-  }
+  MONOLANE_DEVICE void ask() { ask<kHoldFirst>(held_, block_); }
 
   // All of this warp's blocks; a new position's key and value lie in the scratch.
   MONOLANE_DEVICE void see(int rows) {
-    const int newest = last_ / kBlockPositions;
-#pragma unroll 1
-    while (block_ < end_) {
-      const int next = block_ + kConsumerWarps * kStepBlocks;
-      const bool whole = block_ + kStepBlocks <= min(newest, end_) && (!kAnyWindow || block_ * kBlockPositions >= highest_low_);
-      if (!kHoldValues) held_.ask_values(layer_, head_, block_, end_);
-#pragma unroll
-      for (int i = 0; i < kStepBlocks; i++) {
-        if (block_ + i != newest) continue;
-        if (!kWide) held_.put(i, last_ % kBlockPositions);
-        held_.clean_values(i, last_ % kBlockPositions);
-      }
-      uint32_t weights[kStepBlocks][4];
-      strand_.weigh(held_, rows, block_ * kBlockPositions, whole, low_, limit_, weights);
-      if (next < end_) held_.ask_keys(layer_, head_, next, end_);  // on their way while these are gathered
-      strand_.gather(held_, weights);
-      if (kHoldValues && next < end_) held_.ask_values(layer_, head_, next, end_);
-      block_ = next;
+    if constexpr (kWide) {
+      strand_.clear();
+      see_rest(held_, rows);
+      return strand_.finish_sums();
+    }
+    step<true, kHoldFirst>(held_, rows, [] {});
+    block_ += kConsumerWarps * kFirst - warp_index() * (kFirst - kStepBlocks);
+    if (block_ < end_) {
+      Held<kStepBlocks> rest;
+      ask<kHoldValues>(rest, block_);
+      see_rest(rest, rows);
     }
     strand_.finish_sums();
   }
@@ -286,6 +296,51 @@ class Split {
   }
 
  private:
+  template <bool kValues, int kSteps>
+  MONOLANE_DEVICE void ask(Held<kSteps>& held, int block) {
+    held.ask_keys(layer_, head_, block, end_);
+    if (kValues) held.ask_values(layer_, head_, block, end_);
+  }
+
+  // The blocks that are held; `between` is called when their keys are not needed any more.
+  template <bool kFresh, bool kValues, int kSteps, class Between>
+  MONOLANE_DEVICE void step(Held<kSteps>& held, int rows, Between between) {
+    const int newest = last_ / kBlockPositions;
+    const bool whole = block_ + kSteps <= min(newest, end_) && (!kAnyWindow || block_ * kBlockPositions >= highest_low_);
+    if (!kValues) held.ask_values(layer_, head_, block_, end_);
+#pragma unroll
+    for (int i = 0; i < kSteps; i++) {
+      if (block_ + i != newest) continue;
+      if (!kWide) held.put(i, last_ % kBlockPositions);
+      held.clean_values(i, last_ % kBlockPositions);
+    }
+    uint32_t weights[kSteps][4];
+    strand_.template weigh<kFresh>(held, rows, block_ * kBlockPositions, whole, low_, limit_, weights);
+    between();
+    strand_.template gather<kFresh>(held, weights);
+  }
+
+  // Blocks of a later step, into L2: who reads them then need not wait for memory.
+  MONOLANE_DEVICE void want(int block) {
+    const int count = min(kStepBlocks, end_ - block);
+    if (count <= 0) return;
+    prefetch_lines(key_block(layer_, head_, block), count * kKeyUnits * kUnitBytes, lane_index(), 32);
+    prefetch_lines(value_block(layer_, head_, block), count * kValueUnits * kUnitBytes, lane_index(), 32);
+  }
+
+  MONOLANE_DEVICE void see_rest(Held<kStepBlocks>& held, int rows) {
+#pragma unroll 1
+    while (block_ < end_) {
+      const int next = block_ + kConsumerWarps * kStepBlocks;
+      step<false, kHoldValues>(held, rows, [&] {
+        if (next < end_) held.ask_keys(layer_, head_, next, end_);  // on their way while these are gathered
+        if (!kWide) want(next + kWantedAhead * kConsumerWarps * kStepBlocks);
+      });
+      if (kHoldValues && next < end_) held.ask_values(layer_, head_, next, end_);
+      block_ = next;
+    }
+  }
+
   MONOLANE_DEVICE void keep(float* to, int rows) {
     const int g = lane_index() / 4, t = lane_index() % 4;
 #pragma unroll
@@ -301,7 +356,7 @@ class Split {
 
   const int layer_, head_, last_, end_;
   int block_, low_[2], limit_[2], highest_low_;
-  Held held_;
+  Held<kFirst> held_;
   Strand<kHigh> strand_;
 };
 
