@@ -16,11 +16,13 @@ from monolane.engine.synthetic import synthetic_engine, synthetic_model
 ENOUGH_S = 30.0  # a test that takes longer hangs
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]], runner: asyncio.Runner | None = None) -> None:
+def run(
+    test: Callable[[], Coroutine[Any, Any, None]], runner: asyncio.Runner | None = None, seconds: float = ENOUGH_S
+) -> None:
     """Run a test that may not hang, in an event loop of its own or in one that goes on."""
 
     async def limited() -> None:
-        async with asyncio.timeout(ENOUGH_S):
+        async with asyncio.timeout(seconds):
             await test()
 
     runner.run(limited()) if runner else asyncio.run(limited())

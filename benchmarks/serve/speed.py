@@ -3,7 +3,8 @@
     python benchmarks/serve/speed.py [--rate 5000] [--tokens 4000] [--rounds 7]
 
 The engine is synthetic and makes tokens at a set rate. A client's rate is that of its tokens after the first: from the
-piece with the first token to the last piece, by the client's clock.
+piece with the first token to the last piece, by the client's clock. And how long a client that goes away is in the way
+of the next: from closing its connection to the next one's first byte.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main() -> None:
             "logprobs": [_round(place, asked.tokens, LOGPROBS) for _ in range(asked.rounds)],
             "openai client": [_round_with_sdk(place, asked.tokens) for _ in range(asked.rounds)],
         }
+        leaving_s = [_leave(place) for _ in range(3 * asked.rounds)]
     result: dict[str, Any] = {
         "benchmark": "serve speed",
         "model": "a synthetic engine",
@@ -41,6 +43,10 @@ def main() -> None:
         "engine_tokens_per_second": asked.rate,
         "tokens": asked.tokens,
         "clients": {name: _summary(measured) for name, measured in rounds.items()},
+        "next_begins_after_a_client_left_ms": {
+            "median": 1e3 * statistics.median(leaving_s),
+            "longest": 1e3 * max(leaving_s),
+        },
         "machine": record.machine(),
         "versions": record.versions("fastapi", "uvicorn", "uvloop", "openai"),
         "command": " ".join(["python", "benchmarks/serve/speed.py", *sys.argv[1:]]),
@@ -50,6 +56,8 @@ def main() -> None:
             f"{name:14} {summary['client']:8.1f} of {summary['engine']:8.1f} tok/s: the server costs "
             f"{summary['cost_percent']:.2f} %; {summary['tokens_per_piece']:.0f} tokens a piece"
         )
+    left = result["next_begins_after_a_client_left_ms"]
+    print(f"a client leaves: the next begins {left['median']:.1f} ms later, at most {left['longest']:.1f} ms")
     if not asked.dry:
         path = record.RESULTS / "serve-synthetic.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
@@ -107,6 +115,28 @@ def _round_with_sdk(place: Place, tokens: int) -> dict[str, float]:
             first = first if first[1] else last
             pieces += 1
     return _rates(first, last, pieces, timings)
+
+
+def _leave(place: Place) -> float:
+    """Two ask for long answers; the first goes away in the middle."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Go"}], "stream": True})
+    headers = {"Content-Type": "application/json"}
+    first, second = place.connect(), place.connect()
+    first.request("POST", "/v1/chat/completions", body, headers)
+    begun = first.getresponse()
+    begun.readline()
+    second.request("POST", "/v1/chat/completions", body, headers)
+    waiting = second.getresponse()
+    assert waiting.readline().startswith(b": queue 1")
+    time.sleep(0.05)
+    left = time.perf_counter()
+    begun.close()
+    first.close()
+    while not waiting.readline().startswith(b"data: {"):
+        pass
+    seconds = time.perf_counter() - left
+    second.close()
+    return seconds
 
 
 def _rates(

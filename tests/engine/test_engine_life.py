@@ -52,6 +52,8 @@ def test_not_ready_while_it_loads_then_ready_then_closed() -> None:
         assert not alive(pid)
         with pytest.raises(NotReadyError, match="closed"):
             ask(llm)
+        with pytest.raises(NotReadyError, match="closed"):
+            await llm.complete("Hi")
 
     run(test)
 

@@ -13,6 +13,9 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+import anthropic
+import openai
+
 from monolane.engine.answer import Answer
 from monolane.engine.async_engine import AsyncEngine
 from monolane.engine.synthetic import synthetic_engine, synthetic_model
@@ -97,7 +100,7 @@ def running(
 ) -> Iterator[Running]:
     """``behaviour`` is the synthetic engine's."""
     behaviour = {"answer": HELLO, "context": 256} | behaviour
-    service = Service(engine or synthetic_engine(**behaviour), name, ceiling)
+    service = Service(engine or synthetic_engine(**behaviour), name, lambda: ceiling)
     listener = listen("127.0.0.1", 0)
     settings = Settings(api_key=api_key, allow_origins=allow_origins, max_connections=max_connections)
     server = Server(service, settings, lambda: None, only_local)
@@ -124,6 +127,14 @@ def _remember_answers(server: Running) -> None:
         return answer
 
     server.engine.submit = remembered  # type: ignore[method-assign]
+
+
+def openai_client(server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.key or "none", max_retries=0, timeout=30)
+
+
+def anthropic_client(server: Running) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, api_key=server.key or "none", max_retries=0, timeout=30)
 
 
 def encode(text: str) -> list[int]:

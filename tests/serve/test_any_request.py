@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from running import Running, running
+from running import Running
 from schemathesis.generation import GenerationMode
 
 from monolane.engine.synthetic import synthetic_engine
@@ -23,12 +22,6 @@ CASES = [
     for mode in GenerationMode
     if mode == GenerationMode.POSITIVE or operation.body  # what has no body cannot be asked for wrongly
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with running(tokens_per_second=100_000) as server:
-        yield server
 
 
 @pytest.mark.parametrize(("operation", "mode"), CASES)

@@ -23,10 +23,12 @@ from monolane.serve.messages_dialect import MessagesDialect
 from monolane.serve.protocol import StreamOptions
 from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
+from monolane.serve.token_json import TokenJson
 from monolane.serve.tools import reader_for
 from monolane.target.base import Token
 
 MODEL = synthetic_model()
+TOKENS = TokenJson(MODEL.tokenizer.token_bytes)
 ANSWER: Any = SimpleNamespace(prompt_tokens=2, cached_tokens=1)
 STOPS = ["stop", "<tool_call>x"]
 
@@ -40,13 +42,13 @@ def dialect(name: str, tools: bool) -> Dialect:
     reader = reader_for("hermes", ["f"] if tools else [], parallel=True)
     match name:
         case "chat":
-            return ChatDialect("m", MODEL.tokenizer, ANSWER, reader, StreamOptions(include_usage=True))
+            return ChatDialect("m", TOKENS, ANSWER, reader, StreamOptions(include_usage=True))
         case "responses":
             return ResponsesDialect("m", ResponsesRequest(input="Hi"), reader)
         case "messages":
-            return MessagesDialect("m", MODEL.tokenizer, ANSWER, reader, STOPS)
+            return MessagesDialect("m", ANSWER, reader)
         case _:
-            return CompletionDialect("m", MODEL.tokenizer, ANSWER, StreamOptions(include_usage=True))
+            return CompletionDialect("m", TOKENS, ANSWER, StreamOptions(include_usage=True))
 
 
 def answer(text: str, cuts: list[int]) -> tuple[list[Delta], Completion]:

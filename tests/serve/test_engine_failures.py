@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from running import ENDLESS, Running, running, until
+from running import ENDLESS, Running, openai_client, running, until
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -29,10 +29,9 @@ def served_again(server: Running) -> None:
 
 
 @pytest.mark.parametrize("fault", ["crash@5", "error@5", "stall@5", "freeze@5"])
-def test_an_engine_that_fails_is_told_and_survived(fault: str, tmp_path: Path) -> None:
+def test_a_crash_an_error_a_stalled_worker_and_a_frozen_process_are_survived(fault: str, tmp_path: Path) -> None:
     with running(answer="a", context=ENDLESS, faults=fault, only_once=str(tmp_path / "once")) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30)
-        stream = client.chat.completions.create(model="fake", messages=HI, stream=True)
+        stream = openai_client(server).chat.completions.create(model="fake", messages=HI, stream=True)
         with pytest.raises(openai.APIError, match=r"engine|stuck|step|life"):
             list(stream)
         served_again(server)

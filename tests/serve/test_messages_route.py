@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import pytest
-from running import Running, encode, running
-from tool_engines import CALLS, WEATHER, tool_engine
+from running import Running, anthropic_client, encode
+from tool_engines import CALLS, WEATHER
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 ASK: Any = {"model": "fake", "max_tokens": 100, "messages": HI}
 TOOLS: Any = [{"name": "weather", "description": "…", "input_schema": WEATHER}]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with running() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def caller() -> Iterator[Running]:
-    with running(engine=tool_engine("hermes", "Let me see.\n" + CALLS["hermes"])) as server:
-        yield server
-
-
-def client_of(server: Running) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=30)
 
 
 def text_of(message: Any) -> str:
@@ -38,7 +21,7 @@ def text_of(message: Any) -> str:
 
 def test_an_answer_in_one_piece(server: Running) -> None:
     system: Any = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
-    answer = client_of(server).messages.create(**ASK, system=system)
+    answer = anthropic_client(server).messages.create(**ASK, system=system)
     assert (answer.type, answer.role, answer.stop_reason) == ("message", "assistant", "end_turn")
     assert text_of(answer) == "Hello there."
     assert answer.usage.output_tokens == len("Hello there.")
@@ -48,7 +31,7 @@ def test_an_answer_in_one_piece(server: Running) -> None:
 
 
 def test_an_answer_as_a_stream(server: Running) -> None:
-    kinds: list[str] = [event.type for event in client_of(server).messages.create(**ASK, stream=True)]
+    kinds: list[str] = [event.type for event in anthropic_client(server).messages.create(**ASK, stream=True)]
     deltas = kinds.count("content_block_delta")
     assert [kind for kind in kinds if kind != "ping"] == [
         "message_start", "content_block_start", *["content_block_delta"] * deltas, "content_block_stop",
@@ -57,7 +40,7 @@ def test_an_answer_as_a_stream(server: Running) -> None:
 
 
 def test_the_client_can_put_a_stream_together(caller: Running) -> None:
-    with client_of(caller).messages.stream(**ASK, tools=TOOLS) as stream:
+    with anthropic_client(caller).messages.stream(**ASK, tools=TOOLS) as stream:
         assert "".join(stream.text_stream) == "Let me see."
         answer = stream.get_final_message()
     assert answer.stop_reason == "tool_use"
@@ -77,7 +60,7 @@ def test_the_async_client_too(server: Running) -> None:
 
 
 def test_why_it_ended(server: Running) -> None:
-    client = client_of(server)
+    client = anthropic_client(server)
     cut = client.messages.create(**ASK | {"max_tokens": 3})
     assert (text_of(cut), cut.stop_reason) == ("Hel", "max_tokens")
     stopped = client.messages.create(**ASK, stop_sequences=["zz", " there"])
@@ -86,7 +69,7 @@ def test_why_it_ended(server: Running) -> None:
 
 @pytest.mark.parametrize("choice", [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "weather"}])
 def test_a_call_and_its_result(caller: Running, choice: Any) -> None:
-    client = client_of(caller)
+    client = anthropic_client(caller)
     if choice["type"] != "auto":  # it begins with words, and so does not follow the form
         with pytest.raises(anthropic.BadRequestError, match="cannot be followed"):
             client.messages.create(**ASK, tools=TOOLS, tool_choice=choice)
@@ -107,12 +90,12 @@ def test_a_call_and_its_result(caller: Running, choice: Any) -> None:
 
 
 def test_tokens_can_be_counted(server: Running) -> None:
-    counted = client_of(server).messages.count_tokens(model="fake", messages=HI, system="Be brief.")
+    counted = anthropic_client(server).messages.count_tokens(model="fake", messages=HI, system="Be brief.")
     assert counted.input_tokens == len("[system]Be brief.[user]Hi[assistant]")
 
 
 def test_errors_have_the_form_that_the_client_knows(server: Running) -> None:
-    client = client_of(server)
+    client = anthropic_client(server)
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         client.messages.create(**ASK, extra_body={"temperature": -1})
     with pytest.raises(anthropic.NotFoundError) as caught:

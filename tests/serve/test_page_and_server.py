@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from playground_browser import answered, ask, browser, needs_chromium
-from playwright.sync_api import expect
+from playground_browser import answered, ask, needs_chromium
+from playwright.sync_api import Browser, expect
 from running import running
 
 pytestmark = needs_chromium
 
 
-def test_a_page_loads_asks_for_the_key_and_shows_an_answer() -> None:
-    with (
-        running(wait=False, load_s=1.0, api_key="opensesame", ceiling=1e13, context=4096) as server,
-        browser() as chromium,
-    ):
+def test_a_page_loads_asks_for_the_key_and_shows_an_answer(chromium: Browser) -> None:
+    with running(wait=False, load_s=1.0, api_key="opensesame", ceiling=1e13, context=4096) as server:
         page = chromium.new_page()
         page.set_default_timeout(20_000)  # milliseconds
         page.goto(server.url)

@@ -10,17 +10,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 from playground_answers import CACHE, ORBIT
-from playground_browser import LAPTOP, PHONE, answered, ask, browser, needs_chromium, opened
+from playground_browser import LAPTOP, PHONE, answered, ask, needs_chromium, opened
 from playground_server import Script
 from playwright.sync_api import Browser, Locator, Page, expect
 
 pytestmark = needs_chromium
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as chromium:
-        yield chromium
 
 
 def fenced(html: str) -> str:
@@ -34,7 +28,7 @@ def preview(page: Page, selector: str) -> Locator:
 def test_a_page_is_drawn_while_it_is_written(chromium: Browser) -> None:
     html = "<!doctype html><h1>Begun</h1>\n<script>document.title = 'ran'; document.body.append('S')</script>\n"
     html += "<p>word</p>\n" * 200 + "<h2>Done</h2>"
-    with opened(chromium, Script(answer=fenced(html), speed=300)) as page:
+    with opened(chromium, Script(answer=fenced(html), speed=600)) as page:
         ask(page)
         expect(preview(page, "h1")).to_have_text("Begun")
         expect(page.locator("#preview-state")).to_have_text("Being written")

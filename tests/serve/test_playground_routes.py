@@ -76,6 +76,6 @@ def test_nothing_else_is_served(url: str, path: str) -> None:
 def test_the_machine(url: str) -> None:
     with urlopen(f"{url}machine") as response:
         assert json.load(response) == {
-            "model": "scripted", "device": "a synthetic engine", "workers": 132, "bytes_per_token": 890_000_000,
+            "model": "scripted", "device": "a synthetic engine", "bytes_per_token": 890_000_000,
             "ceiling_bytes_per_s": 4.6e12, "context": 8192,
         }  # fmt: skip

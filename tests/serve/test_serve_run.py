@@ -80,8 +80,8 @@ cli.main()
 
 
 @contextmanager
-def command(*words: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``monolane serve`` with a synthetic engine, when it is ready; its process and its address."""
+def command(*words: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """``monolane serve`` with a synthetic engine, when it is ready; its process, its address, and what it has said."""
     paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "serve", *words],
@@ -95,14 +95,14 @@ def command(*words: str, **variables: str) -> Iterator[tuple[subprocess.Popen[st
         while not (found := re.search(r"(\S+) is ready on synthetic: (http://127\.0\.0\.1:\d+)/v1", said[-1])):
             assert said[-1], said
             said.append(process.stderr.readline())
-        yield process, found[2]
+        yield process, found[2], said
     finally:
         process.kill()
         process.communicate()
 
 
 def test_the_command_ends_with_ctrl_c() -> None:
-    with command("--port", "0") as (process, url):
+    with command("--port", "0") as (process, url, _):
         with urlopen(f"{url}/health", timeout=30) as response:
             assert json.load(response) == {"status": "ok"}
         process.send_signal(signal.SIGINT)
@@ -112,7 +112,7 @@ def test_the_command_ends_with_ctrl_c() -> None:
 
 
 def test_told_to_stop_it_brings_the_answer_under_way_to_its_end_and_logs_how_fast_it_was() -> None:
-    with command("--port", "0", "--workers", "20") as (process, url):  # 20 tok/s: 0.3 s
+    with command("--port", "0", "--workers", "20") as (process, url, _):  # 20 tok/s: 0.3 s
         with _post(url, b'{"messages": [{"role": "user", "content": "Hi"}], "stream": true}') as response:
             assert response.readline().startswith(b"data: ")
             process.send_signal(signal.SIGTERM)
@@ -136,13 +136,48 @@ def test_options_come_from_the_command_line_then_the_environment_then_the_file(t
     key = tmp_path / "key"
     key.write_text("secret\n")
     variables = {"MONOLANE_SERVED_MODEL_NAME": "from-environment", "MONOLANE_API_KEY_FILE": str(key)}
-    with command("--config", str(file), "--max-model-len", "128", **variables) as (process, url):
+    with command("--config", str(file), "--max-model-len", "128", **variables) as (process, url, _):
         with urlopen(_request(f"{url}/v1/models", "secret"), timeout=30) as response:
             card = json.load(response)["data"][0]
         assert (card["id"], card["max_model_len"]) == ("from-environment", 128)
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=30)
     assert re.search(r"^\S+Z INFO request method=GET path=/v1/models status=200 client=127.0.0.1 s=", rest, re.M)
+
+
+def test_every_option_of_the_server_can_be_set_by_the_environment() -> None:
+    from typer.main import get_command
+
+    from monolane import cli
+
+    serve_command = get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    names = {parameter.name: parameter.envvar for parameter in serve_command.params if parameter.name != "help"}
+    assert len(names) > 12
+    assert {name: f"MONOLANE_{name.upper()}" for name in names} == names
+
+
+def test_the_ceiling_is_the_one_given_or_else_the_one_measured_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from monolane.bench import ceiling_store
+    from monolane.cli_options import ceiling
+
+    monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    assert ceiling(None, "cpu", None)() is None
+    ceiling_store.keep({"device": "cpu", "ceiling_bytes_per_s": 2e10})
+    for device, workers in (("cpu", None), ("interpreter", None), ("auto", 2)):
+        assert ceiling(None, device, workers)() == 2e10
+    assert ceiling(13.5, "cpu", None)() == 13.5e9
+
+
+def test_without_a_ceiling_the_server_says_how_to_get_one(tmp_path: Path) -> None:
+    with command("--port", "0", MONOLANE_CACHE=str(tmp_path)) as (_, _, said):
+        assert any("monolane ceiling" in line for line in said)
+    with command("--port", "0", MONOLANE_CEILING="20") as (_, url, said):
+        assert not any("monolane ceiling" in line for line in said)
+        with urlopen(f"{url}/machine", timeout=30) as response:
+            assert json.load(response)["ceiling_bytes_per_s"] == 20e9
 
 
 def _post(url: str, raw: bytes):  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
-from running import Running, running
+from running import Running, openai_client, running
 from tool_engines import CALLS, WEATHER, tool_engine
 
 from monolane.serve.tools import Call, Part, Reader, reader_for
@@ -21,15 +21,16 @@ ASK: Any = {"model": "fake", "messages": [{"role": "user", "content": "Weather i
 
 
 @pytest.fixture(scope="module", params=list(CALLS))
-def server(request: pytest.FixtureRequest) -> Iterator[Running]:
+def styled(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """One for each way to write calls."""
     with running(engine=tool_engine(request.param, CALLS[request.param])) as server:
         server.style_answer = CALLS[request.param]
         yield server
 
 
 @pytest.fixture(scope="module")
-def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30)
+def client(styled: Running) -> openai.OpenAI:
+    return openai_client(styled)
 
 
 def test_a_call(client: openai.OpenAI) -> None:
@@ -44,13 +45,13 @@ def test_a_call(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_call_can_be_forced(server: Running, client: openai.OpenAI, choice: Any) -> None:
+def test_a_call_can_be_forced(styled: Running, client: openai.OpenAI, choice: Any) -> None:
     """The synthetic engine cannot follow a form; what it is told can be tried without it."""
     with pytest.raises(openai.BadRequestError, match="cannot be followed"):
         client.chat.completions.create(**ASK, tools=TOOLS, tool_choice=choice)
-    grammar = server.answers[-1].grammar
+    grammar = styled.answers[-1].grammar
     assert grammar is not None
-    written = server.style_answer
+    written = styled.style_answer
     assert follows(grammar, written)
     assert not follows(grammar, written.replace("Paris", 'Paris", "unknown": "'))
     assert not follows(grammar, written.replace("weather", "whether"))
@@ -73,7 +74,7 @@ def test_a_call_in_a_stream(client: openai.OpenAI) -> None:
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
 
 
-def test_the_model_sees_tools_calls_and_results(server: Running, client: openai.OpenAI) -> None:
+def test_the_model_sees_tools_calls_and_results(styled: Running, client: openai.OpenAI) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "<eos>"}'}}
     messages: Any = [
         {"role": "user", "content": "Weather?"},
@@ -81,17 +82,17 @@ def test_the_model_sees_tools_calls_and_results(server: Running, client: openai.
         {"role": "tool", "tool_call_id": "1", "content": "Rain."},
     ]
     client.chat.completions.create(model="fake", messages=messages, tools=TOOLS)
-    prompt = server.detokenized(list(server.answers[-1].request.tokens))
+    prompt = styled.detokenized(list(styled.answers[-1].request.tokens))
     assert '"name": "weather"' in prompt
     assert '"arguments": {"city": "<eos>"}' in prompt
     assert prompt.endswith("[tool]Rain.[assistant]")
 
 
-def test_no_choice_means_no_tools(server: Running, client: openai.OpenAI) -> None:
+def test_no_choice_means_no_tools(styled: Running, client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASK, tools=TOOLS, tool_choice="none")
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].message.content in CALLS.values()
-    assert "weather" not in server.detokenized(list(server.answers[-1].request.tokens))
+    assert "weather" not in styled.detokenized(list(styled.answers[-1].request.tokens))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,8 @@ def test_no_choice_means_no_tools(server: Running, client: openai.OpenAI) -> Non
           "tool_choice": "required"}, "tools"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_named(server: Running, fields: dict[str, Any], named: str) -> None:
-    status, body = server.post("/v1/chat/completions", ASK | {"tools": TOOLS} | fields)
+def test_what_cannot_be_done_is_named(styled: Running, fields: dict[str, Any], named: str) -> None:
+    status, body = styled.post("/v1/chat/completions", ASK | {"tools": TOOLS} | fields)
     assert status == 400
     assert named in body["error"]["message"] or body["error"]["param"] == named
 

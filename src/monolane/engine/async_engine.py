@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from monolane.engine import messages
 from monolane.engine.answer import Answer
@@ -13,9 +14,10 @@ from monolane.engine.daemon_thread import in_daemon_thread
 from monolane.engine.dispatch import Dispatch
 from monolane.engine.engine_process import EngineProcess
 from monolane.engine.grammar import require_llguidance
+from monolane.engine.language import Language, Message, check_length
 from monolane.engine.load_progress import LoadProgress
 from monolane.engine.params import SamplingParams
-from monolane.engine.prompt import Message, chat_tokens, make_request, make_transcript
+from monolane.engine.prompt import make_request, make_transcript
 from monolane.engine.state import Counters, EngineState, Status, TargetInfo
 from monolane.engine.supervisor import Supervisor
 from monolane.engine.worker import worker_command
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 QUEUE_LIMIT = 64
 STALL_S = 0.8  # without a sign of life from process or device; with the time to notice, an error comes within 1 s
 END_S = 1.0  # for the running request to end, once it has been cancelled
+PROMPT_THREADS = 2  # that tokenize, beside the event loop; each may keep memory for the longest prompt it has seen
+
+T = TypeVar("T")
 
 
 class AsyncEngine:
@@ -53,7 +58,9 @@ class AsyncEngine:
         self._starting: asyncio.Task[None] | None = None
         self._status: Status = "loading"
         self._problem: str | None = None
-        self.model: Model | None = None
+        self._model: Model | None = None
+        self._threads = ThreadPoolExecutor(PROMPT_THREADS, "monolane-prompts")
+        self.language: Language | None = None
         self.target: TargetInfo | None = None
 
     @classmethod
@@ -113,6 +120,7 @@ class AsyncEngine:
         if self._supervisor is not None:
             await self._supervisor.close()
         self._dispatch.disconnect(self._not_ready())
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._status = "closed"
 
     @property
@@ -135,11 +143,11 @@ class AsyncEngine:
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        tools: Sequence[Message] = (),
         grammar: str | None = None,
     ) -> Answer:
         """Answer the last of ``messages``: mappings with ``role`` and ``content``, oldest first."""
-        return self.submit(await self.chat_tokens(messages, tools=tools), params or SamplingParams(), grammar=grammar)
+        return self.submit(await self.chat_tokens(messages, tools), params or SamplingParams(), grammar=grammar)
 
     async def complete(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, grammar: str | None = None
@@ -148,20 +156,35 @@ class AsyncEngine:
         tokens = await self.text_tokens(prompt) if isinstance(prompt, str) else prompt
         return self.submit(tokens, params or SamplingParams(), grammar=grammar)
 
-    # Long texts take a while: these two work in a thread, so that the answers that are being sent go on.
+    # Long texts take a while: these work in a thread, so that the answers that are being sent go on.
 
-    async def chat_tokens(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, object]] | None = None
-    ) -> list[int]:
-        return await asyncio.to_thread(chat_tokens, self._loaded(), messages, tools)
+    async def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
+        language, target = self.loaded()
+        check_length([messages, tools], target.context)
+        return await self.in_thread(lambda: language.chat_tokens(messages, tools))
 
-    async def text_tokens(self, text: str) -> list[int]:
-        return await asyncio.to_thread(self._loaded().tokenizer.encode, text)
+    async def text_tokens(self, text: str, special: bool = True) -> list[int]:
+        language, target = self.loaded()
+        check_length(text, target.context)
+        return await self.in_thread(lambda: language.text_tokens(text, special))
+
+    async def text(self, tokens: Sequence[int]) -> str:
+        language, _ = self.loaded()
+        return await self.in_thread(lambda: language.text(tokens))
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def loaded(self) -> tuple[Language, TargetInfo]:
+        """The model's words, and what it runs on; NotReadyError until they are known, and after the end."""
+        if self.language is None or self.target is None or self._status in ("stopping", "closed"):
+            raise self._not_ready()
+        return self.language, self.target
 
     def submit(self, tokens: Sequence[int], params: SamplingParams, *, grammar: str | None = None) -> Answer:
         """A place in the queue. What is wrong with the request, or full, or not ready, is raised here."""
-        model, target = self._loaded(), self.target
-        if self._status != "ready" or target is None:
+        model, target = self._model, self.target
+        if self._status != "ready" or model is None or target is None:
             raise self._not_ready()
         if grammar is not None:
             require_llguidance()
@@ -223,9 +246,10 @@ class AsyncEngine:
     # --- inside ---
 
     async def _start(self) -> None:
-        self.model = await in_daemon_thread(lambda: self._load(self._progress))
+        model = self._model = await in_daemon_thread(lambda: self._load(self._progress))
+        self.language = Language(model)
         self._progress.done()
-        self._supervisor = Supervisor(self._command(self.model), self, STALL_S)
+        self._supervisor = Supervisor(self._command(model), self, STALL_S)
         try:
             await self._supervisor.start()
         except BaseException:
@@ -240,11 +264,6 @@ class AsyncEngine:
         self._problem = problem
         if self._status == "ready":
             self._status = "restarting"
-
-    def _loaded(self) -> Model:
-        if self.model is None:
-            raise self._not_ready()
-        return self.model
 
     def _not_ready(self) -> NotReadyError:
         if self._status in ("stopping", "closed"):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
+from monolane.engine.language import Language, Message
 from monolane.engine.params import SamplingParams
-from monolane.engine.prompt import Message, chat_tokens, make_request, make_transcript
+from monolane.engine.prompt import make_request, make_transcript
 from monolane.engine.result import Completion
 from monolane.engine.session import Session
 from monolane.engine.stream import Stream
@@ -42,6 +43,7 @@ class LLM:
         from monolane.target import open_target
 
         self.model = _load(model, progress) if isinstance(model, str | Path) else model
+        self._language = Language(self.model)
         config, weights = self.model.config, self.model.weights
         target = open_target(config, weights, device=device, workers=workers, context=context, progress=progress)
         self._session = Session(target)
@@ -80,8 +82,9 @@ class LLM:
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, stream: bool = False
     ) -> Completion | Stream:
-        """Answer the last of ``messages``: mappings with ``role`` and ``content``, oldest first."""
-        answer = self._stream(chat_tokens(self.model, messages), params or SamplingParams())
+        """Answer the last of ``messages``: mappings with ``role`` and ``content``, oldest first. Control tokens that
+        are spelled in them reach the model as text."""
+        answer = self._stream(self._language.chat_tokens(messages), params or SamplingParams())
         return answer if stream else _finished(answer)
 
     def close(self) -> None:

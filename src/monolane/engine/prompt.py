@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monolane.engine.params import SamplingParams, check_token_ids
@@ -13,21 +13,6 @@ from monolane.target.base import Request
 
 if TYPE_CHECKING:
     from monolane.model.load import Model
-
-Message = Mapping[str, object]
-
-
-def chat_tokens(
-    model: Model, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
-) -> list[int]:
-    """The prompt that asks for an answer to the last of ``messages``."""
-    if model.chat is None:
-        raise UsageError(
-            f"{model.name} has no chat template.",
-            "Use an instruction-tuned model, or generate() (`monolane generate`), which continues plain text.",
-        )
-    # The template has written the special tokens itself; the tokenizer adds none.
-    return model.tokenizer.encode(model.chat.render(messages, tools=tools), special=False)
 
 
 def make_request(model: Model, context: int, tokens: Sequence[int], params: SamplingParams) -> Request:

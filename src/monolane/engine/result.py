@@ -28,12 +28,14 @@ class TokenLogprob:
 
     @classmethod
     def of(cls, token: Token) -> TokenLogprob:
-        logprob = LOWEST_LOGPROB if token.logprob is None else token.logprob
-        return cls(token.id, _finite(logprob), tuple((other, _finite(value)) for other, value in token.top))
+        top = token.top
+        if top and not top[-1][1] > LOWEST_LOGPROB:  # best first, so the others are fine where the last one is
+            top = tuple((other, _finite(value)) for other, value in top)
+        return cls(token.id, LOWEST_LOGPROB if token.logprob is None else _finite(token.logprob), top)
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST_LOGPROB)
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # what is no number is not above it either
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Timings:
 @dataclass(frozen=True)
 class Completion:
     """An answer. ``token_ids`` are the tokens of the answer without the stop token that ended it; where a stop
-    string ended it, they include the tokens that spelled it, while ``text`` ends before it."""
+    string ended it (``stop_string``), they include the tokens that spelled it, while ``text`` ends before it."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -100,6 +102,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None
     seed: int
     timings: Timings
+    stop_string: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; ``logprobs`` only where they were asked for."""

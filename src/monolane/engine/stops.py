@@ -16,7 +16,11 @@ class StopFilter:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.matched = False
+        self.found: str | None = None  # the stop string that has come
+
+    @property
+    def matched(self) -> bool:
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """More text in; what is safe to show out. After a match, nothing comes out any more."""
@@ -27,8 +31,9 @@ class StopFilter:
         text = self._held + text
         starts = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if starts:
-            self.matched, self._held = True, ""
-            return text[: min(starts)[1]]
+            end, start = min(starts)
+            self.found, self._held = text[start:end], ""
+            return text[:start]
         safe = len(text) - self._unsure(text)
         self._held = text[safe:]
         return text[:safe]

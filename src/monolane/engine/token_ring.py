@@ -12,6 +12,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from monolane.program.sample import MAX_LOGPROBS
 from monolane.target.base import Token
@@ -23,8 +24,8 @@ _BEAT = struct.Struct("<Q")
 _READ = struct.Struct("<Q")
 _BEAT_AT, _READ_AT, _TOKENS_AT = 0, 64, 128  # a cache line each for what each side writes
 _TOKEN = struct.Struct("<iiqd")  # id, number of likeliest tokens (-1: no logprobs at all), time in ns, logprob
-_TOP = struct.Struct("<id")
-_STRIDE = _TOKEN.size + MAX_LOGPROBS * _TOP.size
+_TOPS = [struct.Struct("<" + "id" * count) for count in range(MAX_LOGPROBS + 1)]  # id and logprob of each
+_STRIDE = _TOKEN.size + _TOPS[MAX_LOGPROBS].size
 _NO_LOGPROBS = -1
 
 
@@ -71,18 +72,15 @@ class TokenRing:
     def _put(self, token: Token, place: int) -> None:
         count = _NO_LOGPROBS if token.logprob is None else len(token.top)
         _TOKEN.pack_into(self._memory, place, token.id, count, token.time_ns, token.logprob or 0.0)
-        for index, (other, logprob) in enumerate(token.top):
-            _TOP.pack_into(self._memory, place + _TOKEN.size + index * _TOP.size, other, logprob)
+        if token.top:
+            _TOPS[count].pack_into(self._memory, place + _TOKEN.size, *chain.from_iterable(token.top))
 
     def _get(self, place: int) -> Token:
         token, count, time_ns, logprob = _TOKEN.unpack_from(self._memory, place)
         if count == _NO_LOGPROBS:
             return Token(token, time_ns)
-        tops = place + _TOKEN.size
-        top = tuple(
-            _TOP.unpack_from(self._memory, tops + index * _TOP.size) for index in range(min(count, MAX_LOGPROBS))
-        )
-        return Token(token, time_ns, logprob, top)
+        tops = _TOPS[min(count, MAX_LOGPROBS)].unpack_from(self._memory, place + _TOKEN.size)
+        return Token(token, time_ns, logprob, tuple(zip(tops[::2], tops[1::2], strict=True)))
 
 
 def open_ring() -> TokenRing:

@@ -22,14 +22,18 @@ class Transcript:
         self._decoder = decoder
         self._filter = StopFilter(stops)
         self._stop_tokens = stop_tokens
-        self._with_logprobs = with_logprobs
         self.text = ""
         self.tokens: list[Token] = []
+        self.logprobs: list[TokenLogprob] | None = [] if with_logprobs else None
 
     @property
     def stopped(self) -> bool:
         """A stop string has come: nothing after it counts."""
         return self._filter.matched
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._filter.found
 
     def take(self, batch: Sequence[Token]) -> Delta | None:
         """What a batch adds, if anything can be shown."""
@@ -46,15 +50,17 @@ class Transcript:
         text = self._filter.push(self._decoder.flush())
         return self._add(text + self._filter.flush(), [])
 
-    def logprobs(self, tokens: Sequence[Token]) -> tuple[TokenLogprob, ...] | None:
-        return tuple(map(TokenLogprob.of, tokens)) if self._with_logprobs else None
-
     def _add(self, text: str, tokens: list[Token]) -> Delta | None:
         self.text += text
         self.tokens += tokens
         if not text and not tokens:
             return None
-        return Delta(text, tuple(token.id for token in tokens), self.logprobs(tokens))
+        ids = tuple([token.id for token in tokens])
+        if self.logprobs is None:
+            return Delta(text, ids)
+        logprobs = [TokenLogprob.of(token) for token in tokens]
+        self.logprobs += logprobs
+        return Delta(text, ids, tuple(logprobs))
 
 
 def completion(
@@ -70,10 +76,10 @@ def completion(
     """A request's whole answer; it ends here."""
     return Completion(
         text=transcript.text,
-        token_ids=tuple(token.id for token in transcript.tokens),
+        token_ids=tuple([token.id for token in transcript.tokens]),
         finish_reason=finish,
         prompt_tokens=len(request.tokens),
-        logprobs=transcript.logprobs(transcript.tokens),
+        logprobs=None if transcript.logprobs is None else tuple(transcript.logprobs),
         seed=request.sampling.seed,
         timings=Timings.measure(
             prompt_tokens=len(request.tokens),
@@ -83,4 +89,5 @@ def completion(
             times_ns=[token.time_ns for token in transcript.tokens],
             bytes_per_token=bytes_per_token,
         ),
+        stop_string=transcript.stop_string,
     )

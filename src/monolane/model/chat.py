@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -35,15 +35,17 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
+        protect: Callable[[object], object] = lambda plain: plain,
     ) -> str:
         """The prompt for ``messages`` as an OpenAI client sends them, special tokens included.
 
-        A message from the "developer" counts as one from the system, the name templates know.
+        A message from the "developer" counts as one from the system, the name templates know. ``protect`` may change
+        what strangers wrote, as plain data, just before the template sees it.
         """
         variables = {
             **self._special,
-            "messages": _plain_messages(messages),
-            "tools": None if tools is None else _plain_json(list(tools), "tools"),
+            "messages": protect(_plain_messages(messages)),
+            "tools": None if tools is None else protect(_plain_json(list(tools), "tools")),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }

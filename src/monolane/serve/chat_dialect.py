@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec import Raw
+
 from monolane.engine.answer import Answer
 from monolane.engine.result import Completion, Delta, TokenLogprob
-from monolane.model.tokenizer import Tokenizer
 from monolane.serve.answering import event
 from monolane.serve.failures import HttpError
 from monolane.serve.protocol import StreamOptions, usage, usage_so_far
+from monolane.serve.token_json import TokenJson
 from monolane.serve.tools import Call, Part, Reader
 
 DONE = "data: [DONE]\n\n"
@@ -22,10 +24,10 @@ class ChatDialect:
     """The bodies of one answer, which all carry the same id, time and model."""
 
     def __init__(
-        self, model: str, tokenizer: Tokenizer, answer: Answer, reader: Reader, options: StreamOptions
+        self, model: str, token_json: TokenJson, answer: Answer, reader: Reader, options: StreamOptions
     ) -> None:
         self._answer = answer
-        self._tokenizer = tokenizer
+        self._token_json = token_json
         self._reader = reader
         self._options = options
         self._calls = 0
@@ -73,9 +75,9 @@ class ChatDialect:
     def _finish(self, result: Completion) -> str:
         return "tool_calls" if self._calls and result.finish_reason == "stop" else result.finish_reason
 
-    def _parts(self, parts: Sequence[Part], logprobs: dict[str, Any] | None) -> Iterator[str]:
+    def _parts(self, parts: Sequence[Part], logprobs: Raw | None) -> Iterator[str]:
         """Logprobs go with the first part; where nothing can be shown yet, with an empty one."""
-        for part in parts or ([""] if logprobs else []):
+        for part in parts or ([] if logprobs is None else [""]):
             if isinstance(part, Call):
                 delta: dict[str, Any] = {"tool_calls": [{"index": self._calls} | _call(part)]}
                 self._calls += 1
@@ -87,7 +89,7 @@ class ChatDialect:
     def _event(
         self,
         delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
+        logprobs: Raw | None = None,
         finish: str | None = None,
         timings: dict[str, Any] | None = None,
     ) -> str:
@@ -103,20 +105,8 @@ class ChatDialect:
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": kind, "choices": choices}
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-        if logprobs is None:
-            return None
-        content = [
-            self._token(entry.token_id, entry.logprob)
-            | {"top_logprobs": [self._token(token, logprob) for token, logprob in entry.top]}
-            for entry in logprobs
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        # A token may be a part of a character: then its text is a stand-in, and its bytes tell the truth.
-        spelled = list(self._tokenizer.token_bytes(token))
-        return {"token": self._tokenizer.token_text(token), "logprob": logprob, "bytes": spelled}
+    def _logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> Raw | None:
+        return None if logprobs is None else self._token_json.logprobs(logprobs)
 
 
 def _call(call: Call) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from pydantic import Field
 from monolane.engine.answer import Answer
 from monolane.engine.params import SamplingParams
 from monolane.engine.result import Completion, Delta, TokenLogprob
-from monolane.model.tokenizer import Tokenizer
 from monolane.serve.answering import event
 from monolane.serve.chat_dialect import DONE
 from monolane.serve.failures import HttpError, unsupported
 from monolane.serve.protocol import SamplingFields, StreamOptions, usage, usage_so_far
+from monolane.serve.token_json import TokenJson
 
 MOST_PROMPT_TOKENS = 1 << 20
 
@@ -47,8 +47,8 @@ class CompletionRequest(SamplingFields):
 
 
 class CompletionDialect:
-    def __init__(self, model: str, tokenizer: Tokenizer, answer: Answer, options: StreamOptions) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, model: str, token_json: TokenJson, answer: Answer, options: StreamOptions) -> None:
+        self._token_json = token_json
         self._answer = answer
         self._options = options
         self._made = 0
@@ -91,7 +91,7 @@ class CompletionDialect:
     def _logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         if logprobs is None:
             return None
-        spell = self._tokenizer.token_text
+        spell = self._token_json.text
         tokens = [spell(entry.token_id) for entry in logprobs]
         offsets = []
         for token in tokens:

@@ -8,21 +8,16 @@ from typing import Any
 
 from monolane.engine.answer import Answer
 from monolane.engine.result import Completion, Delta
-from monolane.model.tokenizer import Tokenizer
 from monolane.serve.answering import event
 from monolane.serve.failures import HttpError
 from monolane.serve.tools import Call, Part, Reader, parse_json
 
 
 class MessagesDialect:
-    def __init__(
-        self, model: str, tokenizer: Tokenizer, answer: Answer, reader: Reader, stop_sequences: Sequence[str]
-    ) -> None:
+    def __init__(self, model: str, answer: Answer, reader: Reader) -> None:
         self._model = model
-        self._tokenizer = tokenizer
         self._answer = answer
         self._reader = reader
-        self._stops = stop_sequences
         self._id = f"msg_{uuid.uuid4().hex}"
         self._index = 0  # of the block that is open or comes next
         self._is_open = False
@@ -88,12 +83,11 @@ class MessagesDialect:
             self._index += 1
 
     def _reason(self, result: Completion) -> tuple[str, str | None]:
-        """Why it ended, and the stop sequence that ended it: what its tokens spell beyond its text."""
+        """Why it ended, and the stop sequence that ended it."""
         if result.finish_reason == "length":
             return "max_tokens", None
-        beyond = self._tokenizer.decode(result.token_ids)[len(result.text) :]
-        if stop := max((stop for stop in self._stops if beyond.startswith(stop)), key=len, default=None):
-            return "stop_sequence", stop
+        if result.stop_string is not None:
+            return "stop_sequence", result.stop_string
         return "tool_use" if self._called else "end_turn", None
 
     def _message(

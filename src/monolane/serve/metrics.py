@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,13 +17,14 @@ TOKENS = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 10
 
 
 class Metrics:
-    """Totals are the engine's own counters, read when asked for; distributions are kept here."""
+    """Totals are the engine's own counters, read when asked for; distributions are kept here. ``ceiling`` knows what
+    can be read in bytes/s, or None."""
 
-    def __init__(self, engine: AsyncEngine, model: str, ceiling_bytes_per_s: float | None) -> None:
+    def __init__(self, engine: AsyncEngine, model: str, ceiling: Callable[[], float | None]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Totals(engine, model, self))
         self.bytes_per_second = 0.0  # of the latest answer
-        self.ceiling_bytes_per_s = ceiling_bytes_per_s
+        self.ceiling = ceiling
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             made = Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets)
@@ -78,9 +79,9 @@ class _Totals:
         yield self._total("monolane:requests_refused", "Requests refused: the queue was full.", counters.refused)
         yield self._total("monolane:engine_restarts", "Times the engine had to start again.", counters.restarts)
         yield self._gauge("monolane:engine_ready", "1 when the engine is ready.", engine.state.status == "ready")
-        used, ceiling = self._metrics.bytes_per_second, self._metrics.ceiling_bytes_per_s
+        used = self._metrics.bytes_per_second
         yield self._gauge("monolane:memory_read_bytes_per_second", "Weights read while the latest answer came.", used)
-        if ceiling is not None:
+        if engine.target is not None and (ceiling := self._metrics.ceiling()) is not None:
             text = "The same as a share of the read bandwidth that this machine gives."
             yield self._gauge("monolane:memory_bandwidth_utilisation_ratio", text, used / ceiling)
 

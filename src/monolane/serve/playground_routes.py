@@ -49,7 +49,6 @@ class Machine:
 
     model: str
     device: str  # for people: "NVIDIA H200", "cpu (2 x avx512)"
-    workers: int
     bytes_per_token: int  # weights read for each decoded token
     ceiling_bytes_per_s: float | None  # the read bandwidth this machine really gives; None: not measured
     context: int  # tokens of prompt and answer together
@@ -61,7 +60,7 @@ def add_playground(app: FastAPI, machine: Callable[[], Machine]) -> None:
     mimetypes.add_type("text/javascript", ".js")  # some systems' own tables say otherwise, and nosniff is strict
     files = _Files(directory=FILES)
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:
         return await files.get_response("index.html", request.scope)
 

@@ -154,7 +154,7 @@ def _frame(model: str, request: ResponsesRequest) -> dict[str, Any]:
         "temperature": request.temperature,
         "text": {"format": asked["text"].get("format", {"type": "text"})},
         "tool_choice": asked["tool_choice"],
-        "tools": asked["tools"],
+        "tools": [tool.model_dump(exclude_none=True) for tool in request.functions],
         "top_p": request.top_p,
         "truncation": "disabled",
         "usage": None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from monolane.engine.params import SamplingParams
 from monolane.serve.chat_request import ANY_OBJECT, FunctionName, json_object
@@ -84,6 +84,12 @@ class FunctionTool(Strict):
         return function_tool(self.name, self.description, self.parameters)
 
 
+class OtherTool(BaseModel):
+    """What Codex always offers besides functions. Our models are not told; the answer says which tools they were."""
+
+    type: Literal["custom", "local_shell", "namespace", "web_search"]
+
+
 class NamedTool(Strict):
     type: Literal["function"]
     name: str
@@ -128,7 +134,9 @@ class ResponsesRequest(Strict):
     top_p: float = 1.0
     stream: bool = False
     text: TextOptions = TextOptions()
-    tools: list[FunctionTool] = Field(default=[], max_length=MOST_TOOLS)
+    tools: list[Annotated[FunctionTool | OtherTool, Field(discriminator="type")]] = Field(
+        default=[], max_length=MOST_TOOLS
+    )
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
     # Nothing is kept between requests: conversations are sent whole.
@@ -146,6 +154,10 @@ class ResponsesRequest(Strict):
     stream_options: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
 
+    @property
+    def functions(self) -> list[FunctionTool]:
+        return [tool for tool in self.tools if isinstance(tool, FunctionTool)]
+
     def question(self) -> Question:
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages = [plain for item in items if (plain := item.plain()) is not None]
@@ -155,7 +167,7 @@ class ResponsesRequest(Strict):
         return Question(
             messages=_joined(messages),
             params=SamplingParams(max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p),
-            tools=[tool.plain() for tool in self.tools],
+            tools=[tool.plain() for tool in self.functions],
             choice=choice if isinstance(choice, str) else choice.name,
             parallel=self.parallel_tool_calls,
             schema=self.text.schema_of_answer(),

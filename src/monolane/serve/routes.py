@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
 import monolane
-from monolane.engine.params import check_token_ids
 from monolane.errors import UsageError
 from monolane.serve import metrics
 from monolane.serve.answering import respond
@@ -40,66 +39,64 @@ class DetokenizeRequest(Strict):
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
-    _add_state(app, service)
-    router = APIRouter()
+    for add in (_add_openai, _add_anthropic, _add_tokens, _add_state):
+        add(app, service)
 
-    @router.post("/v1/chat/completions", response_model=None)
+
+def _add_openai(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)
         asked = await service.ask(body.question())
-        model, _ = service.ready()
-        dialect = ChatDialect(service.model_id, model.tokenizer, asked.answer, asked.reader, body.stream_options)
+        dialect = ChatDialect(service.model_id, service.token_json, asked.answer, asked.reader, body.stream_options)
         return await respond(service, request, asked.answer, dialect, body.stream)
 
-    @router.post("/v1/completions", response_model=None)
+    @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)
-        answer = await service.complete(body.one_prompt(), body.params())
-        model, _ = service.ready()
-        dialect = CompletionDialect(service.model_id, model.tokenizer, answer, body.stream_options)
+        answer = await service.engine.complete(body.one_prompt(), body.params())
+        dialect = CompletionDialect(service.model_id, service.token_json, answer, body.stream_options)
         return await respond(service, request, answer, dialect, body.stream)
 
-    @router.post("/v1/responses", response_model=None)
+    @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         service.check_model(body.model)
         asked = await service.ask(body.question())
         dialect = ResponsesDialect(service.model_id, body, asked.reader)
         return await respond(service, request, asked.answer, dialect, body.stream)
 
-    @router.post("/v1/messages", response_model=None)
+
+def _add_anthropic(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/messages", response_model=None)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         service.check_model(body.model)
         asked = await service.ask(body.question())
-        model, _ = service.ready()
-        dialect = MessagesDialect(service.model_id, model.tokenizer, asked.answer, asked.reader, body.stop_sequences)
+        dialect = MessagesDialect(service.model_id, asked.answer, asked.reader)
         return await respond(service, request, asked.answer, dialect, body.stream)
 
-    @router.post("/v1/messages/count_tokens")
+    @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountRequest) -> dict[str, int]:
         service.check_model(body.model)
-        return {"input_tokens": len(await service.chat_tokens(body.plain_messages(), body.plain_tools()))}
+        return {"input_tokens": len(await service.engine.chat_tokens(body.plain_messages(), body.plain_tools()))}
 
-    @router.post("/tokenize")
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise UsageError("Neither or both of prompt and messages are given.", "Give one of them.")
         if body.messages is not None:
             messages = [message.plain() for message in body.messages]
-            tokens = await service.chat_tokens(messages, [tool.plain() for tool in body.tools])
+            tokens = await service.engine.chat_tokens(messages, [tool.plain() for tool in body.tools])
         else:
-            tokens = await service.text_tokens(body.prompt or "", special=body.add_special_tokens)
-        _, target = service.ready()
-        return {"count": len(tokens), "max_model_len": target.context, "tokens": tokens}
+            tokens = await service.engine.text_tokens(body.prompt or "", body.add_special_tokens)
+        return {"count": len(tokens), "max_model_len": service.context, "tokens": tokens}
 
-    @router.post("/detokenize")
+    @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        model, _ = service.ready()
-        check_token_ids("tokens", body.tokens, model.config.vocab)
-        return {"prompt": model.tokenizer.decode(body.tokens, skip_special=False)}
-
-    app.include_router(router)
+        return {"prompt": await service.engine.text(body.tokens)}
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
@@ -130,11 +127,10 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 
 def _card(service: Service) -> dict[str, Any]:
-    _, target = service.ready()
     return {
         "id": service.model_id,
         "object": "model",
         "created": service.created,
         "owned_by": "monolane",
-        "max_model_len": target.context,
+        "max_model_len": service.context,
     }

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from monolane.engine.answer import Answer
 from monolane.engine.async_engine import AsyncEngine
 from monolane.engine.params import SamplingParams
-from monolane.engine.state import TargetInfo
-from monolane.errors import NotReadyError
-from monolane.model.load import Model
 from monolane.serve.failures import HttpError, unsupported
 from monolane.serve.forms import Forms, check_schema
 from monolane.serve.metrics import Metrics
 from monolane.serve.playground_routes import Machine
-from monolane.serve.prompt import Prompter, chars_in, check_length
+from monolane.serve.token_json import TokenJson
 from monolane.serve.tools import Reader, Style, call_grammar, reader_for, style_of
 
 MOST_TOOLS = 128
-PROMPT_THREADS = 2  # that tokenize, beside the event loop; each may keep memory for the longest prompt it has seen
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,22 +51,28 @@ class Asked:
 
 
 class Service:
-    def __init__(self, engine: AsyncEngine, model_id: str, ceiling_bytes_per_s: float | None = None) -> None:
+    """``ceiling`` knows the bytes/s that the machine really reads, once there is a model; None: nobody measured it."""
+
+    def __init__(self, engine: AsyncEngine, model_id: str, ceiling: Callable[[], float | None] = lambda: None) -> None:
         self.engine = engine
         self.model_id = model_id
         self.created = int(time.time())  # seconds since 1970
-        self.ceiling_bytes_per_s = ceiling_bytes_per_s
         self.forms = Forms()
-        self.metrics = Metrics(engine, model_id, ceiling_bytes_per_s)
-        self._talk: tuple[Prompter, Style | None] | None = None
-        self._threads = ThreadPoolExecutor(PROMPT_THREADS, "monolane-prompts")
+        self.ceiling = ceiling
+        self.metrics = Metrics(engine, model_id, ceiling)
+        self._style: tuple[Style | None] | None = None  # found out with the first question
+        self._token_json: TokenJson | None = None
 
-    def ready(self) -> tuple[Model, TargetInfo]:
-        """What is served and on what; NotReadyError until that is known."""
-        model, target = self.engine.model, self.engine.target
-        if model is None or target is None:
-            raise NotReadyError("The model is still loading.", "Ask again in a moment.")
-        return model, target
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together; NotReadyError until that is known."""
+        return self.engine.loaded()[1].context
+
+    @property
+    def token_json(self) -> TokenJson:
+        if self._token_json is None:
+            self._token_json = TokenJson(self.engine.loaded()[0].token_bytes)
+        return self._token_json
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.model_id):
@@ -87,8 +84,8 @@ class Service:
         tools = () if question.choice == "none" else question.tools
         if tools and question.schema is not None:
             raise unsupported("response_format", "A form of the answer cannot be asked for together with tools.")
-        tokens = await self.chat_tokens(question.messages, tools)
-        _, style = await self._talking()
+        tokens = await self.engine.chat_tokens(question.messages, tools)
+        style = await self._style_of_calls()
         if tools and style is None:
             raise unsupported("tools", f"The chat template of {self.model_id} knows no tools.")
         if question.choice not in ("auto", "none", "required", *question.names):
@@ -97,50 +94,26 @@ class Service:
         answer = self.engine.submit(tokens, question.params, grammar=grammar)
         return Asked(answer, reader_for(style, [] if not tools else question.names, question.parallel))
 
-    async def complete(self, prompt: str | Sequence[int], params: SamplingParams) -> Answer:
-        """Continue a prompt, just as it is."""
-        return self.engine.submit(await self.text_tokens(prompt) if isinstance(prompt, str) else prompt, params)
-
-    async def chat_tokens(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
-        _, target = self.ready()
-        check_length(chars_in(messages) + chars_in(tools), target.context)
-        prompter, _ = await self._talking()
-        return await self._in_thread(lambda: prompter.tokens(messages, tools))
-
-    async def text_tokens(self, text: str, special: bool = True) -> list[int]:
-        model, target = self.ready()
-        check_length(len(text), target.context)
-        return await self._in_thread(lambda: model.tokenizer.encode(text, special=special))
-
     def machine(self) -> Machine:
-        _, target = self.ready()
-        workers = re.search(r"(\d+) (?:x|workers)", target.name)
+        _, target = self.engine.loaded()
         return Machine(
             model=self.model_id,
             device=target.name,
-            workers=int(workers[1]) if workers else 1,
             bytes_per_token=target.bytes_per_token,
-            ceiling_bytes_per_s=self.ceiling_bytes_per_s,
+            ceiling_bytes_per_s=self.ceiling(),
             context=target.context,
         )
 
     async def close(self, drain_s: float) -> None:
         await self.engine.close(drain_s)
         self.forms.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _talking(self) -> tuple[Prompter, Style | None]:
-        """What is known of the model's template; found out once."""
-        if self._talk is None:
-            model, _ = self.ready()
-            chat = model.chat
-            self._talk = await self._in_thread(lambda: (Prompter(model), None if chat is None else style_of(chat)))
-        return self._talk
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _style_of_calls(self) -> Style | None:
+        """How the model writes calls; its template is looked at once."""
+        if self._style is None:
+            language, _ = self.engine.loaded()
+            self._style = (await self.engine.in_thread(lambda: style_of(language)),)
+        return self._style[0]
 
     async def _grammar(self, question: Question, style: Style | None) -> str | None:
         if question.schema is not None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from monolane.engine.language import Language
 from monolane.errors import MonolaneError
-from monolane.model.chat import ChatTemplate
 
 Style = Literal["hermes", "llama", "mistral"]
 
@@ -38,12 +38,12 @@ class Reader(Protocol):
         """No more comes: what was held back."""
 
 
-def style_of(chat: ChatTemplate) -> Style | None:
+def style_of(language: Language) -> Style | None:
     """How a template tells its model to write calls, by what it makes of a function; None: it leaves functions out."""
     name = "look_up_the_weather"
     tool = {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
     try:
-        shown = chat.render([{"role": "user", "content": "Hi"}], tools=[tool])
+        shown = language.rendered([{"role": "user", "content": "Hi"}], [tool])
     except MonolaneError:
         return None
     if name not in shown:

@@ -37,7 +37,7 @@ export async function health() {
   return { ...body, ready: response.ok };
 }
 
-/** { model, device, workers, bytes_per_token, ceiling_bytes_per_s, context } */
+/** { model, device, bytes_per_token, ceiling_bytes_per_s, context } */
 export async function machine() {
   const response = await request("machine");
   if (!response.ok) throw await refusal(response);

@@ -60,7 +60,8 @@ export class Instruments {
 
 /** Both in bytes per second; 0 or null: not known. */
 function describe(used, ceiling) {
-  if (!ceiling) return used ? `${bytes(used)}/s read` : "";
+  const howToKnow = "To see how much of this machine that is, run “monolane ceiling” once.";
+  if (!ceiling) return used ? `${bytes(used)}/s read. ${howToKnow}` : "";
   if (!used) return `Read ceiling ${bytes(ceiling)}/s`;
   return `${bytes(used)}/s of ${bytes(ceiling)}/s, ${Math.round((100 * used) / ceiling)}% of the read ceiling`;
 }

@@ -155,7 +155,6 @@ function showMachine(found) {
   setText(byId("device"), found.device);
   document.title = `${found.model} on Monolane`;
   const facts = [
-    `${count(found.workers)} workers`,
     `${bytes(found.bytes_per_token)} read per token`,
     `context of ${count(found.context)}`,
   ];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +19,10 @@ from monolane.target.base import Finish, Request, Token
 from monolane.target.cpu import native
 from monolane.target.cpu.memory import allocate
 
-DEADLINE_S = 10.0  # the longest a worker waits for another before the request fails
+# The longest a worker waits for another that does nothing, before the request fails. Only on Linux can it tell one that
+# is stuck from one that a busy machine gives no time to; elsewhere it is patient.
+DEADLINE_S = 0.5 if sys.platform == "linux" else 10.0
+NAMED_S = 0.3  # the workers find out themselves, and can say who it was; then it is the watch's turn
 POLL_MS = 100  # how often a waiting host looks up, so that Ctrl-C is seen
 _abandoned: list[object] = []  # memory that a stuck worker may still touch
 
@@ -39,7 +43,7 @@ class CpuTarget:
         self.name = description
         self.context = context
         self.slots = slots
-        self.stall_s = deadline_s + 1  # the workers find out themselves, and can say who it was
+        self.stall_s = deadline_s + NAMED_S
         self.bytes_per_token = tape.plan.bytes_per_token
         self.program = tape.plan.program
         self._workers = tape.plan.workers

@@ -143,6 +143,7 @@ inline void attend(Worker& worker, const Stage& stage, const Pass& pass) {
         attend_heads<kTogether>(shared, stage, cache, p, q, split, begin, end);
       for (; q < (head + 1) * kGroup; q++) attend_heads<1>(shared, stage, cache, p, q, split, begin, end);
     }
+    worker.beat();
   }
 }
 

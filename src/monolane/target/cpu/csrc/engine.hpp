@@ -20,6 +20,7 @@ namespace monolane {
 class Engine {
  public:
   explicit Engine(const Setup& setup) : shared_(setup), entries_(setup.context) {
+    for (int w = 0; w < setup.workers; w++) watches_.emplace_back(shared_.handoff.pulse(w));
     try {
       for (int w = 0; w < setup.workers; w++) threads_.emplace_back([this, w] { serve(w); });
     } catch (...) {  // no more threads to be had: those that wait must leave before they lose what they wait on
@@ -77,7 +78,13 @@ class Engine {
 
   const Entry* entries() const { return entries_.data(); }
   int64_t start_ns() const { return start_ns_; }
-  uint64_t steps() const { return shared_.handoff.step(0); }  // grow as long as the workers are alive
+
+  // Grow as long as the workers are alive: one that is given no time is not dead. For one thread at a time.
+  uint64_t steps() {
+    for (Watch& watch : watches_) steps_ += watch.beats() || watch.starved();
+    return steps_;
+  }
+
   Stall stall() const { return shared_.handoff.stall(); }
 
  private:
@@ -91,6 +98,7 @@ class Engine {
 
   void serve(int index) {
     pin(index);
+    shared_.handoff.pulse(index).begin();
     Worker worker(index, shared_);
     for (int64_t round = 1;; round++) {
       {
@@ -206,6 +214,8 @@ class Engine {
   Trace trace_{};
   std::vector<Entry> entries_;
   std::vector<std::thread> threads_;
+  std::vector<Watch> watches_;
+  uint64_t steps_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_workers_, wake_host_;
   std::atomic<int64_t> made_{0};

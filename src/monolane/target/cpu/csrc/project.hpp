@@ -111,6 +111,7 @@ inline void project(Worker& worker, const Stage& stage, const Pass& pass) {
     dot_positions(tile, x, stride, count, sums);
     for (int p = 0; p < count; p++)
       finish_tile(worker.shared, stage, (segment.first_tile + t) * kTileRows, first + p, p, sums[p]);
+    worker.beat();
   }
 }
 

@@ -10,7 +10,7 @@ struct Setup {
   const float* constants;
   const uint16_t* table;  // the embedding where it is not the head's matrix, else null
   const int32_t* processors;  // one per worker, or null: not pinned
-  double deadline_s;          // the longest a worker waits for another
+  double deadline_s;          // the longest a worker waits for another that does nothing
 };
 
 // Where the keys and values of one conversation lie.

@@ -68,6 +68,8 @@ struct Shared {
 struct Worker {
   Worker(int index, Shared& everybody) : id(index), shared(everybody), x(make_floats(size_t(kWidth) * kMaxCols)) {}
 
+  void beat() { shared.handoff.pulse(id).beat(); }
+
   const int id;
   Shared& shared;
   Floats x;  // the prepared input of a projection: per block of 32, its even elements and then its odd ones

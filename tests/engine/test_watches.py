@@ -1,0 +1,70 @@
+"""Whoever stands still is noticed within a second, and nobody else is taken for dead; what the server's process leaves
+to the engine's."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import monolane
+from engines import ask, run, until
+from monolane.engine import async_engine, engine_process, worker
+from monolane.engine.async_engine import AsyncEngine
+from monolane.engine.synthetic import SyntheticTarget, synthetic_model
+from monolane.engine.worker import PYTHON
+from monolane.errors import EngineFailedError
+from monolane.target.cpu.runtime import DEADLINE_S, NAMED_S
+
+ENGINE = Path(__file__).with_name("made_up_engine.py")
+
+
+def test_every_watch_bites_within_a_second() -> None:
+    look = worker.BEAT_S
+    assert async_engine.STALL_S + engine_process.TICK_S < 1.0  # the process
+    assert SyntheticTarget.stall_s < 1.0 - look
+    if sys.platform == "linux":
+        assert DEADLINE_S < DEADLINE_S + NAMED_S < 1.0 - look
+
+
+def test_the_watch_over_a_gpu_too() -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the CUDA packages, and no GPU")
+    from monolane.target.cuda.runtime import DEADLINE_S, STALL_S
+
+    assert DEADLINE_S < STALL_S < 1.0 - worker.BEAT_S
+
+
+def test_a_cpu_worker_that_stalls_is_named_and_the_next_process_answers(tmp_path: Path) -> None:
+    options = json.dumps({"device": "cpu", "stalls_once": str(tmp_path / "stalled")})
+    command = [*PYTHON, str(ENGINE), options]
+
+    async def test() -> None:
+        engine = AsyncEngine(lambda _: synthetic_model(), lambda _: command)
+        await engine.start()
+        try:
+            with pytest.raises(EngineFailedError, match="Worker 1 got stuck"):
+                await ask(engine).whole()
+            await until(lambda: engine.state.status == "ready")
+            result = await ask(engine, "Hi", max_tokens=40, ignore_eos=True).whole()
+            assert (result.finish_reason, len(result.token_ids)) == ("length", 40)
+        finally:
+            await engine.close(drain_s=0)
+
+    run(test, seconds=120)  # two kernels may have to be compiled
+
+
+def test_the_process_of_the_server_loads_no_driver() -> None:
+    code = "import sys, monolane.serve.run; print(*[name for name in sys.modules if name.split('.')[0] == 'cuda'])"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == ""
+
+
+def test_nothing_is_pickled() -> None:
+    sources = list(Path(monolane.__file__).parent.rglob("*.py"))
+    assert len(sources) > 50
+    pickling = re.compile(r"^\s*(import|from) (pickle|marshal|shelve|dill|multiprocessing|joblib)\b", re.MULTILINE)
+    assert [path.name for path in sources if pickling.search(path.read_text())] == []
