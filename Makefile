@@ -33,13 +33,14 @@ test: check
 bench: install
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	for model in smollm2-135m qwen2.5-coder-1.5b; do \
-		$(BIN)/python -m monolane.bench decode $$model && $(BIN)/python -m monolane.bench load $$model || exit 1; \
+		$(BIN)/python -m monolane.bench run $$model --peers llama.cpp && \
+		$(BIN)/python -m monolane.bench load $$model || exit 1; \
 	done
 	$(MAKE) report
 
-# The README's table from the results.
+# The README's tables and the page of all results, from benchmarks/results.
 report: install
-	$(BIN)/python -m monolane.bench report
+	$(BIN)/python -m monolane.bench.report
 
 clean:
 	rm -rf $(VENV) build dist

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from monolane import cli_ceiling
 from monolane import cli_options as options
+from monolane.cli_bench import bench
+from monolane.cli_plan import plan
 from monolane.errors import MonolaneError, UsageError
 from monolane.model.catalogue import DEFAULT_MODEL
 
@@ -242,6 +245,11 @@ def trace(
     typer.echo(f"trace: {out}\npicture: {picture}", err=True)
 
 
+app.command()(bench)
+app.command()(cli_ceiling.ceiling)
+app.command()(plan)
+
+
 @app.command()
 def serve(
     model: options.ServedModel = DEFAULT_MODEL,
@@ -269,7 +277,7 @@ def serve(
     request_log.set_up(options.log_level(log_level))
     name = served_model_name or (Path(model).name if Path(model).exists() else model)
     engine = _engine(model, device, workers, context, queue_limit, progress_bar())
-    service = Service(engine, name, None if ceiling is None else ceiling * 1e9)
+    service = Service(engine, name, options.ceiling(ceiling, device, workers))
     settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)
     run.serve(service, settings, lambda text: typer.echo(text, err=True))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -217,8 +218,8 @@ Ceiling = Annotated[
     typer.Option(
         min=0.001,
         metavar="GB/S",
-        help="Read bandwidth of this machine, against which the use of it is shown; "
-        "'python -m monolane.bench decode' measures it.",
+        help="Read bandwidth of this machine, against which the use of it is shown. "
+        "Default: what 'monolane ceiling' has measured.",
         envvar="MONOLANE_CEILING",
         rich_help_panel=SERVER,
     ),
@@ -241,6 +242,16 @@ def api_key(key: str | None, file: Path | None) -> str | None:
             f"Use 1 to {MAX_KEY_CHARS} letters, digits and signs, without spaces.",
         )
     return key
+
+
+def ceiling(given_gb_per_s: float | None, device: str, workers: int | None) -> Callable[[], float | None]:
+    """What knows the bytes/s that this machine reads: as given, or as measured before."""
+    if given_gb_per_s is not None:
+        return lambda: given_gb_per_s * 1e9
+    from monolane.stored_ceiling import StoredCeiling
+
+    on_cpu = device in ("cpu", "interpreter") or (device == "auto" and workers is not None)
+    return StoredCeiling("cpu" if on_cpu else device)
 
 
 def log_level(name: str) -> str:

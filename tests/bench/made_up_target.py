@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from monolane.target.base import Finish, Request, Token
 
@@ -11,23 +14,34 @@ from monolane.target.base import Finish, Request, Token
 @dataclass
 class MadeUpTarget:
     """Seconds by the host's clock: ``start_s`` before and after a request, ``prompt_s`` per position that is not
-    cached, ``token_s`` per token, ``position_s`` more for every position before it. The device's clock runs ``drift``
-    times as fast."""
+    cached, ``token_s`` per token, ``position_s`` more for every position before it, and ``jitter_s`` more in turn. The
+    device's clock runs ``drift`` times as fast. Tokens are handed over ``at_once``."""
 
     start_s: float = 0.004
     prompt_s: float = 0.0002
     token_s: float = 0.0006
     position_s: float = 0.0
+    jitter_s: Sequence[float] = (0.0,)
+    at_once: int = 1
     drift: float = 1.0
     name: str = "cuda (made up, 132 workers)"
     context: int = 40000
+    slots: int = 2
+    stall_s: float = 1.0
     bytes_per_token: int = 2_400_000_000
     stops_after: int = 100_000  # tokens
     clock_s: float = 0.0
     requests: list[Request] = field(default_factory=list)
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
 
     def close(self) -> None:
         self.context = 0
+
+    def copy(self, source: int, slot: int, tokens: int) -> None:
+        self.copies.append((source, slot, tokens))
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        raise AssertionError("there is no model")
 
     def host_clock(self) -> float:
         return self.clock_s
@@ -47,13 +61,24 @@ class MadeUpRun:
     request: Request
     start_ns: int
     finish: Finish | None = None
+    steps: int = 0
 
     def __iter__(self) -> Iterator[list[Token]]:
         target, position = self.target, len(self.request.tokens)
         target.clock_s += target.prompt_s * (position - self.request.cached)
+        batch: list[Token] = []
         for made in range(min(self.request.max_tokens, target.stops_after)):
             if made:
-                target.clock_s += target.token_s + target.position_s * (position + made)
-            yield [Token(made % 7, target.device_ns())]
+                jitter = target.jitter_s[made % len(target.jitter_s)]
+                target.clock_s += target.token_s + target.position_s * (position + made) + jitter
+            batch.append(Token(made % 7, target.device_ns()))
+            if len(batch) == target.at_once:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
         target.clock_s += target.start_s
-        self.finish = Finish.LENGTH
+        self.finish = self.finish or Finish.LENGTH
+
+    def abort(self) -> None:
+        self.finish = self.finish or Finish.ABORT

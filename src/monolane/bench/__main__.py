@@ -1,13 +1,14 @@
-"""``python -m monolane.bench decode MODEL``, ``load MODEL``, ``gpu SHAPE``, ``gpu-load SHAPE``, ``trace SHAPE``,
-``report``; results go to a folder."""
+"""``python -m monolane.bench``: the benchmarks where only NumPy is installed; ``monolane bench`` asks for the same."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from pathlib import Path
 
-from monolane.bench import decode, load, load_gpu, record, report, run_gpu, shapes, trace_run
+from monolane.bench import lengths, load, peers, picture, record, report, run, shapes, show, trace_run
 from monolane.errors import MonolaneError
 from monolane.model.progress import Silent
 
@@ -15,7 +16,7 @@ from monolane.model.progress import Silent
 def main() -> int:
     asked = _parser().parse_args()
     try:
-        asked.run(asked)
+        asked.act(asked)
     except MonolaneError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -25,52 +26,70 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m monolane.bench", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    decoding = commands.add_parser("decode", help="decode speed beside the read ceiling and llama.cpp")
-    decoding.set_defaults(run=_decode)
-    decoding.add_argument("model")
-    decoding.add_argument("--tokens", type=int, default=64, help="tokens per measurement")
-    decoding.add_argument("--rounds", type=_count, default=7)
-    decoding.add_argument("--no-peers", action="store_true", help="only ours and the ceiling")
+    _add_run(commands.add_parser("run", help="what 'monolane bench' does"))
     loading = commands.add_parser("load", help="time and memory of the first and the second start")
-    loading.set_defaults(run=_load)
-    loading.add_argument("model")
-    on_gpu = commands.add_parser("gpu", help="a GPU's read ceiling, ours, torch.compile and long contexts in one run")
-    on_gpu.set_defaults(run=_gpu)
-    on_gpu.add_argument("shape", help=", ".join(shapes.SHAPES))
-    on_gpu.add_argument("--rounds", type=_count, default=5)
-    on_gpu.add_argument("--contexts", type=_counts, default=(128, 8192, 32768), help="tokens in the cache; '' for none")
-    on_gpu.add_argument("--no-peers", action="store_true", help="only ours and the ceiling")
-    on_gpu.add_argument("--out", type=Path, default=record.RESULTS, metavar="FOLDER")
-    loading_gpu = commands.add_parser("gpu-load", help="from a folder of made-up weights to the first token on a GPU")
-    loading_gpu.set_defaults(run=_gpu_load)
-    loading_gpu.add_argument("shape", help=", ".join(shapes.SHAPES))
-    loading_gpu.add_argument("--out", type=Path, default=record.RESULTS, metavar="FOLDER")
+    loading.set_defaults(act=_load)
+    _add_what(loading)
     tracing = commands.add_parser("trace", help="where the time of a token goes on a GPU, with made-up weights")
-    tracing.set_defaults(run=_trace)
-    tracing.add_argument("shape")
+    tracing.set_defaults(act=_trace)
+    tracing.add_argument("shape", help=", ".join(shapes.SHAPES))
     tracing.add_argument("--tokens", type=int, default=8, help="tokens that are traced")
     tracing.add_argument("--out", type=Path, metavar="FILE.json", help="write the trace for ui.perfetto.dev")
     tracing.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it")
-    reporting = commands.add_parser("report", help="write the README's table from the results")
-    reporting.set_defaults(run=_report)
+    drawing = commands.add_parser("draw", help="the picture of a model's results that were written earlier")
+    drawing.set_defaults(act=_draw)
+    drawing.add_argument("model", help="as results call it")
+    drawing.add_argument("--results", type=Path, default=record.RESULTS, metavar="FOLDER")
+    drawing.add_argument("--picture", type=Path, default=Path("bench.png"), metavar="FILE.png")
+    reporting = commands.add_parser("report", help="write the README's tables and the page of results from the results")
+    reporting.set_defaults(act=_report)
     return parser
 
 
-def _decode(asked: argparse.Namespace) -> None:
-    result = decode.measure(asked.model, asked.tokens, asked.rounds, not asked.no_peers, _say)
-    _say(f"written: {record.write(f'decode-{asked.model}-cpu', result)}")
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="a name, a folder or a GGUF file; with --server its name there")
+    parser.add_argument("--shape", help=f"made-up weights instead: {', '.join(shapes.SHAPES)}")
+    parser.add_argument("--device", default="auto", help="auto, cuda, cpu or interpreter")
+    parser.add_argument("--out", type=Path, default=record.RESULTS, metavar="FOLDER", help="where results go")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(act=_run)
+    _add_what(parser)
+    parser.add_argument("--workers", type=int, help="threads of a CPU")
+    parser.add_argument("--context", default="", metavar="0,1k,8k,32k", help="tokens in the cache to decode behind")
+    parser.add_argument("--tokens", type=int, help="tokens per answer")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", default="all", help=f"all, none, or some of: {', '.join(peers.MAKERS)}")
+    parser.add_argument("--server", metavar="URL", help="measure an OpenAI-compatible server from outside")
+    parser.add_argument("--api-key", default=os.environ.get("MONOLANE_API_KEY"), help="of that server")
+    parser.add_argument("--workflow", type=int, metavar="TOKENS", help="an agent's loop of so many tokens instead")
+    parser.add_argument("--json", action="store_true", help="results on stdout as JSON instead of a table")
+    parser.add_argument("--picture", type=Path, metavar="FILE.png")
+
+
+def _run(asked: argparse.Namespace) -> None:
+    how = run.How(
+        model=asked.model,
+        shape=asked.shape,
+        server=asked.server,
+        api_key=asked.api_key,
+        device=asked.device,
+        workers=asked.workers,
+        contexts=lengths.parse_lengths(asked.context, "--context"),
+        tokens=asked.tokens,
+        rounds=asked.rounds,
+        peers=peers.parse(asked.peers),
+        workflow=asked.workflow,
+        out=asked.out,
+        picture=asked.picture,
+    )
+    results = run.run(how, Silent(), _say)
+    print(json.dumps(results, indent=2) if asked.json else show.text(results))
 
 
 def _load(asked: argparse.Namespace) -> None:
-    _say(f"written: {record.write(f'load-{asked.model}-cpu', load.measure(asked.model))}")
-
-
-def _gpu(asked: argparse.Namespace) -> None:
-    run_gpu.run(asked.shape, asked.rounds, asked.contexts, not asked.no_peers, asked.out, _say)
-
-
-def _gpu_load(asked: argparse.Namespace) -> None:
-    load_gpu.run(asked.shape, asked.out, _say)
+    load.run(asked.model, asked.shape, asked.device, asked.out, _say)
 
 
 def _trace(asked: argparse.Namespace) -> None:
@@ -79,19 +98,18 @@ def _trace(asked: argparse.Namespace) -> None:
     print(trace_run.run(asked.shape, config, shapes.MadeUpWeights(config), how, Silent()))
 
 
+def _draw(asked: argparse.Namespace) -> None:
+    picture.check(asked.picture)
+    _say(
+        picture.draw(
+            [result for result in report.results(asked.results) if result["model"] == asked.model], asked.picture
+        )
+    )
+
+
 def _report(_: argparse.Namespace) -> None:
-    changed = report.fill(Path("README.md"), report.table(report.results()))
-    _say("README.md " + ("changed" if changed else "is up to date"))
-
-
-def _count(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
-    return int(text)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(",") if part.strip())
+    changed = ", ".join(map(str, report.write(Path())))
+    _say(f"changed: {changed}" if changed else "everything is up to date")
 
 
 def _say(text: str) -> None:

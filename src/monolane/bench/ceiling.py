@@ -11,36 +11,49 @@ from monolane.target.cpu.machine import processors, vector_level
 from monolane.target.cpu.memory import allocate
 
 BUFFER_BYTES = 512 << 20  # per thread: far more than any cache
+ALL_BYTES = 8 << 30  # of all threads together: many threads get less each
 DISTANCES = (0, 2048, 4096, 8192)  # bytes asked for ahead; 0 leaves it to the processor
+
+
+def compiled(name: str) -> ctypes.CDLL:
+    """A source of csrc/ as a library."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise TargetError("Measuring the read ceiling needs a C++ compiler.", "Install one: pip install ziglang")
+    folder = Path(__file__).parent / "csrc"
+    return ctypes.CDLL(str(build((folder / name).read_text(), compiler, vector_level(), (folder,))))
+
+
+class Buffers:
+    """Memory for each of some threads, and the processors they are pinned to."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.size = min(BUFFER_BYTES, ALL_BYTES // threads) // 4096 * 4096
+        self._memory = [allocate(self.size) for _ in range(threads)]
+        for buffer in self._memory:
+            buffer[:] = 1  # untouched pages would all be the same zero page
+        self.addresses = (ctypes.c_void_p * threads)(*(buffer.ctypes.data for buffer in self._memory))
+        self.processors = (ctypes.c_int32 * threads)(*processors()[:threads])
+        self.sink = (ctypes.c_uint64 * threads)()
 
 
 class ReadCeiling:
     """Buffers and a compiled reader; each call of ``measure`` is one fresh measurement."""
 
     def __init__(self, threads: int) -> None:
-        compiler = find_compiler()
-        if compiler is None:
-            raise TargetError("Measuring the read ceiling needs a C++ compiler.", "Install one: pip install ziglang")
-        source = (Path(__file__).parent / "csrc" / "read.cpp").read_text()
-        self._call = ctypes.CDLL(str(build(source, compiler, vector_level()))).monolane_read_seconds
+        self._call = compiled("read.cpp").monolane_read_seconds
         self._call.restype = ctypes.c_double
-        self._threads = threads
-        self._buffers = [allocate(BUFFER_BYTES) for _ in range(threads)]
-        for buffer in self._buffers:
-            buffer[:] = 1  # untouched pages would all be the same zero page
-        self._addresses = (ctypes.c_void_p * threads)(*(buffer.ctypes.data for buffer in self._buffers))
-        self._processors = (ctypes.c_int32 * threads)(*processors()[:threads])
-        self._sink = (ctypes.c_uint64 * threads)()
+        self.buffers = Buffers(threads)
 
-    def measure(self) -> float:
-        """Bytes per second: the best of the ways to read."""
-        return max(self._once(distance) for distance in DISTANCES)
+    def measure(self, threads: int | None = None) -> float:
+        """Bytes per second: the best of the ways to read, by all threads or the first of them."""
+        return max(self._once(distance, threads or self.buffers.threads) for distance in DISTANCES)
 
-    def _once(self, distance: int) -> float:
-        size = ctypes.c_int64(BUFFER_BYTES)
-        seconds = self._call(
-            self._addresses, size, self._threads, self._processors, ctypes.c_int64(distance), self._sink
-        )
-        if any(total == 0 for total in self._sink):
+    def _once(self, distance: int, threads: int) -> float:
+        have = self.buffers
+        size = ctypes.c_int64(have.size)
+        seconds = self._call(have.addresses, size, threads, have.processors, ctypes.c_int64(distance), have.sink)
+        if any(total == 0 for total in have.sink[:threads]):
             raise TargetError("The reader did not read its buffers.")
-        return float(self._threads * BUFFER_BYTES / seconds)
+        return float(threads * have.size / seconds)

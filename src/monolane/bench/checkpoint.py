@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from monolane.bench.shapes import MadeUpWeights
+from monolane.errors import UsageError
 from monolane.model.cache import make_folder, require_disk_space
 from monolane.model.config import ModelConfig
 from monolane.model.families.names import huggingface_name
@@ -17,6 +18,8 @@ BLOCK_ROWS = 1024  # written at a time
 
 def write(config: ModelConfig, folder: Path) -> int:
     """config.json, model.safetensors and tokenizer.json; the bytes of the weights."""
+    if any(config.windows):
+        raise UsageError("A folder cannot say which layers have windows.", "Choose a shape without windows.")
     entries: dict[str, dict[str, Any]] = {}
     size = 0
     for name, shape in expected_shapes(config):
@@ -26,7 +29,7 @@ def write(config: ModelConfig, folder: Path) -> int:
     require_disk_space(folder, size, "a model of this shape")
     make_folder(folder)
     (folder / "config.json").write_text(json.dumps(_settings(config)))
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(config.vocab)))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(config.vocab)))
     header = json.dumps(entries).encode()
     weights = MadeUpWeights(config)
     with (folder / "model.safetensors").open("wb") as file:
@@ -61,7 +64,7 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _tokenizer(vocab: int) -> dict[str, Any]:
+def tokenizer(vocab: int) -> dict[str, Any]:
     """Bytes, then words: as many entries as a real tokenizer has, but no merges."""
     from tokenizers.pre_tokenizers import ByteLevel
 

@@ -1,97 +1,162 @@
-"""Decode speed, ours beside the read ceiling and beside peers, in rounds: each round measures all of them once.
+"""Three numbers that are not one: decode speed, time to first token, throughput over a queue; and peers beside them.
 
-Memory bandwidth of a shared machine drifts from minute to minute. A fraction of the ceiling is therefore formed within
-a round, and the median of the rounds is reported; all rounds are kept in the result.
+Bandwidth drifts from minute to minute on a shared machine, and with the clocks of a GPU. So every round measures all of
+it once, between two looks at the ceiling; fractions and ratios are formed within a round, and medians are reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from monolane.bench import record
-from monolane.bench.ceiling import ReadCeiling
-from monolane.engine.llm import LLM
-from monolane.engine.params import SamplingParams
-from monolane.target.cpu.machine import processors
+from monolane.bench import peers, queue, timing
+from monolane.bench.subject import Subject
+from monolane.bench.surroundings import Surroundings
 
-PROMPT = "The computer on the desk hums while the night train passes the village. " * 9  # about 128 tokens
-CONTEXT = 1024
 Say = Callable[[str], None]
 
+METHOD = (
+    "batch 1, greedy, fixed lengths; rounds that measure ceiling, ours, peers, ceiling; fractions formed within a "
+    "round, medians of the rounds. us_per_token: (T(n) - T(1)) / (n - 1) by the host's clock, with all of the prompt "
+    "but its last token in the cache; for peers the same difference, with the prompt in both; "
+    "us_per_token_device: (time of last token - time of first) / (n - 1) by the device's clock, token_gaps_us its "
+    "percentiles; first_token_ms: from asking to the end of a request for one token by the host's clock, and by the "
+    "device's; throughput: requests one after another through the engine, prompts and text included, tokens / wall; "
+    "energy: over those requests, prompts included; bytes_per_token: weights, counted from the plan; "
+    "ceiling: the best of several ways to read memory on the same workers"
+)
 
-def measure(spec: str, tokens: int, rounds: int, peers: bool, say: Say) -> dict[str, Any]:
-    """The whole benchmark of one model."""
-    from monolane.model.fetch import resolve
 
-    path = resolve(spec)
-    workers = len(processors())
-    llm = LLM(path, context=CONTEXT, workers=workers)
-    ceiling = ReadCeiling(workers)
-    others = _peers(path, workers, say) if peers else {}
-    rows: list[dict[str, float]] = []
+@dataclass(frozen=True)
+class Lengths:
+    """In tokens; ``requests`` are in the queue."""
+
+    prompts: tuple[int, ...]  # the first one is decoded from, all are timed to their first token
+    tokens: int
+    requests: int
+
+    @property
+    def longest(self) -> int:
+        return max(*self.prompts, self.prompts[0] + self.tokens)
+
+
+GPU, CPU = Lengths((128, 1024), 512, 4), Lengths((128,), 64, 2)  # each a few seconds per round
+
+
+@dataclass
+class Rounds:
+    """What all rounds have found so far; ``peers`` are those that have answered in every one."""
+
+    peers: list[peers.Peer]
+    failed: dict[str, str] = field(default_factory=dict)  # peer -> why
+    rows: list[dict[str, float]] = field(default_factory=list)
+    ways: list[dict[str, float]] = field(default_factory=list)
+    decodes: list[timing.Decode] = field(default_factory=list)
+    queues: list[queue.Queue] = field(default_factory=list)
+    energies_j: list[float | None] = field(default_factory=list)  # of each queue
+
+    def median(self, name: str) -> float:
+        return median(row[name] for row in self.rows)
+
+
+def measure(
+    subject: Subject, around: Surroundings, others: Sequence[peers.Peer], lengths: Lengths, rounds: int, say: Say
+) -> dict[str, Any]:
+    """What was measured of one model; who and where is added by whoever writes it down."""
+    around.ceiling()  # clocks are up, everything is loaded
+    timing.ask(subject.target, subject.prompt(lengths.prompts[0]), lengths.tokens)
+    found = Rounds(list(others))
     for number in range(rounds):
-        row = {"ceiling": ceiling.measure(), "us_per_token": _ours(llm, tokens)}
-        row |= {name: decode_us(PROMPT, tokens) for name, decode_us in others.items()}
-        row["ceiling"] = (row["ceiling"] + ceiling.measure()) / 2  # before and after: the drift within a round
-        row["fraction"] = llm.target.bytes_per_token / row["us_per_token"] * 1e6 / row["ceiling"]
-        rows.append(row)
-        say(f"round {number + 1}/{rounds}: {row['us_per_token']:.0f} µs/token, {row['fraction']:.1%} of the ceiling")
-    return _result(spec, llm, rows, list(others), tokens)
+        _round(found, subject, around, lengths)
+        row = found.rows[-1]
+        told = "".join(f", {peer.name} {row[peer.name]:,.1f}" for peer in found.peers)
+        share = f"{row['fraction']:.1%} of the ceiling"
+        say(f"round {number + 1}/{rounds}: {row['us_per_token']:,.1f} µs/token, {share}{told}")
+    return _result(subject, around, found, lengths)
 
 
-def _ours(llm: LLM, tokens: int) -> float:
-    """Microseconds per token from the target's clock: (time of the last - time of the first) / (n - 1)."""
-    answer = llm.generate(PROMPT, SamplingParams(max_tokens=tokens, ignore_eos=True))
-    if answer.timings.decode_us_per_token is None or len(answer.token_ids) != tokens:
-        raise RuntimeError(f"{len(answer.token_ids)} tokens were made, not {tokens}")
-    return answer.timings.decode_us_per_token
+def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengths) -> None:
+    target, prompt = subject.target, subject.prompt(lengths.prompts[0])
+    before = around.ceiling()
+    row: dict[str, float] = {}
+    for length in reversed(lengths.prompts):  # the prompt that is decoded from comes last, and stays in the cache
+        first = timing.ask(target, subject.prompt(length), 1)
+        row |= {f"first_token_{length}_host_ms": first.seconds * 1e3, f"first_token_{length}_device_ms": first.first_ms}
+    ours = timing.decode(target, prompt, lengths.tokens, len(prompt) - 1)
+    row |= {"us_per_token": ours.us_per_token, "us_per_token_device": ours.us_per_token_device}
+    energy = around.energy_j()
+    drained = queue.drain(subject, lengths.requests, lengths.prompts[0], lengths.tokens)
+    energy_after = around.energy_j()
+    row["throughput"] = drained.tokens / drained.seconds
+    for peer in tuple(found.peers):
+        try:
+            row[peer.name] = peers.decode_us(peer, prompt, lengths.tokens)
+        except Exception as error:  # it must not take our own result along
+            found.peers.remove(peer)
+            found.failed[peer.name] = peers.reason(error)
+    after = around.ceiling()
+    row["ceiling"] = (max(before.values()) + max(after.values())) / 2
+    row["fraction"] = target.bytes_per_token / row["us_per_token"] * 1e6 / row["ceiling"]
+    found.rows.append(row)
+    found.ways += [before, after]
+    found.decodes.append(ours)
+    found.queues.append(drained)
+    found.energies_j.append(None if energy is None or energy_after is None else energy_after - energy)
 
 
-def _peers(path: Path, threads: int, say: Say) -> dict[str, Callable[[str, int], float]]:
-    try:
-        import xllamacpp  # noqa: F401
-    except ImportError:
-        say("llama.cpp is skipped: the xllamacpp package is not installed (pip install 'monolane[bench]').")
-        return {}
-    from monolane.bench.llamacpp import LlamaCpp
-    from monolane.bench.widen import bf16_twin
-
-    if path.suffix != ".gguf":
-        say("llama.cpp is skipped: it needs a GGUF file.")
-        return {}
-    same, wide = LlamaCpp(path, threads, CONTEXT), LlamaCpp(bf16_twin(path), threads, CONTEXT)
-    return {"llama.cpp, same file": same.decode_us, "llama.cpp, bf16": wide.decode_us}
-
-
-def _result(spec: str, llm: LLM, rows: list[dict[str, float]], peers: list[str], tokens: int) -> dict[str, Any]:
-    us, size = median(row["us_per_token"] for row in rows), llm.target.bytes_per_token
+def _result(subject: Subject, around: Surroundings, found: Rounds, lengths: Lengths) -> dict[str, Any]:
+    target, us = subject.target, found.median("us_per_token")
+    answers = {tuple(token.id for token in decode.long.tokens) for decode in found.decodes}
+    nominal = around.nominal_bytes_per_s
     return {
         "benchmark": "decode",
-        "model": spec,
+        "model": subject.name,
         "dtype": "bf16",
-        "device": llm.target.name,
-        "context": CONTEXT,
-        "prompt_tokens": len(llm.tokenizer.encode(PROMPT)),
-        "tokens": tokens,
+        "device": target.name,
+        "weights": "of the model" if subject.real else "made up",
+        "context": target.context,
+        "prompt_tokens": lengths.prompts[0],
+        "tokens": lengths.tokens,
         "us_per_token": us,
+        "us_per_token_device": found.median("us_per_token_device"),
         "tokens_per_second": 1e6 / us,
-        "bytes_per_token": size,
-        "ceiling_bytes_per_s": median(row["ceiling"] for row in rows),
-        "fraction_of_ceiling": median(row["fraction"] for row in rows),
-        "peers": {
-            name: {
-                "us_per_token": median(row[name] for row in rows),
-                "ours_is_faster_by": median(row[name] / row["us_per_token"] for row in rows),
-            }
-            for name in peers
+        "token_gaps_us": timing.percentiles(decode.long.gaps_us for decode in found.decodes),
+        "first_token_ms": {
+            str(length): {clock: found.median(f"first_token_{length}_{clock}_ms") for clock in ("host", "device")}
+            for length in lengths.prompts
         },
-        "method": "batch 1, greedy, rounds that measure ceiling, ours, peers, ceiling; medians of rounds; "
-        "ours: (time of last token - time of first) / (n - 1) on the target's clock; llama.cpp: its own timings; "
-        "ceiling: best of plain and prefetched 64-byte loads by the same pinned threads over 512 MiB each",
-        "rounds": rows,
-        "machine": record.machine(),
-        "versions": record.versions("numpy", "xllamacpp"),
+        "throughput": {
+            "requests": lengths.requests,
+            "prompt_tokens": lengths.prompts[0],
+            "tokens_per_request": lengths.tokens,
+            "tokens_per_second": found.median("throughput"),
+        },
+        "energy_j_per_token": _energy(found),
+        "bytes_per_token": target.bytes_per_token,
+        "ceiling_bytes_per_s": found.median("ceiling"),
+        "ceiling_ways": {way: median(speeds[way] for speeds in found.ways) for way in found.ways[0]},
+        "fraction_of_ceiling": found.median("fraction"),
+        "nominal_bytes_per_s": nominal,
+        "fraction_of_nominal": target.bytes_per_token / us * 1e6 / nominal if nominal else None,
+        "peers": {
+            peer.name: {
+                "us_per_token": found.median(peer.name),
+                "ours_is_faster_by": median(row[peer.name] / row["us_per_token"] for row in found.rows),
+                "what": peer.what,
+            }
+            for peer in found.peers
+        },
+        "peers_skipped": found.failed,
+        "same_tokens_in_all_rounds": len(answers) == 1,
+        "method": METHOD,
+        "rounds": found.rows,
     }
+
+
+def _energy(found: Rounds) -> float | None:
+    """Joules per token over the queues of all rounds: one alone is too short for a meter that looks ten times a
+    second."""
+    known = [energy for energy in found.energies_j if energy is not None]
+    return sum(known) / sum(drained.tokens for drained in found.queues) if len(known) == len(found.queues) else None

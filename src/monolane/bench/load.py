@@ -7,12 +7,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from monolane.bench import record
-from monolane.errors import TargetError
+from monolane.bench import checkpoint, record, shapes
+from monolane.errors import TargetError, UsageError
 from monolane.model.fetch import resolve
+from monolane.target.cuda.opening import find_gpu, required_gpu
+from monolane.target.opening import DEVICES
+
+Say = Callable[[str], None]
 
 _CHILD = """
 import json, resource, sys, time
@@ -30,18 +35,47 @@ llm.close()
 """
 
 
-def measure(spec: str) -> dict[str, Any]:
-    """A first start (kernel not compiled, tape not kept), a second, and what each took."""
-    path = resolve(spec)
-    path.read_bytes()  # a warm disk
-    return {
-        "benchmark": "load",
-        "model": spec,
-        **starts(path, "auto"),
-        "method": "a fresh process each, imports included, warm disk; first: nothing cached; second: both are",
-        "machine": record.machine(),
-        "versions": record.versions("numpy"),
-    }
+METHOD = "a fresh process each, imports included, warm disk; first: nothing cached; second: kernel and tape are"
+
+
+def run(model: str | None, shape: str | None, device: str, folder: Path, say: Say) -> None:
+    """Load a model, or a folder of made-up weights of a shape, twice, and keep the result."""
+    if (model is None) == (shape is None):
+        raise UsageError("What is to be loaded is not clear.", "Give either a model or --shape NAME.")
+    name = shape or Path(str(model)).name
+    if device not in DEVICES:
+        raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
+    kind = device if device != "auto" else "cuda" if find_gpu() is not None else "cpu"
+    machine = record.machine()
+    if kind == "cuda":
+        machine["gpu"] = record.gpu(required_gpu())
+    with tempfile.TemporaryDirectory(prefix="monolane-model-") as made:
+        if shape is not None:
+            say(f"{shape}: writing a folder of made-up weights")
+            checkpoint.write(shapes.named(shape), Path(made))
+        path = Path(made) if shape is not None else resolve(str(model))
+        _warm(path)
+        result = {
+            "benchmark": "load",
+            "model": name,
+            "dtype": "bf16",
+            "device": kind,
+            **starts(path, kind),
+            "method": METHOD + ("; made-up weights of this shape, a tokenizer without merges" if shape else ""),
+            "machine": machine,
+            "versions": record.versions("numpy", *(("cuda-bindings", "nvidia-cuda-nvrtc") if kind == "cuda" else ())),
+        }
+    first, second = result["first"]["first_token_s"], result["second"]["first_token_s"]
+    say(f"to the first token: {first:.1f} s the first time, {second:.1f} s with a warm cache")
+    say(f"written: {record.write(f'load-{name}-{kind}', result, folder)}")
+
+
+def _warm(path: Path) -> None:
+    """Read all of it once: the disk is not what is measured."""
+    for file in [path] if path.is_file() else sorted(path.iterdir()):
+        with file.open("rb") as open_file:
+            while open_file.read(1 << 24):
+                pass
 
 
 def starts(path: Path, device: str) -> dict[str, Any]:

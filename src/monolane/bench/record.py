@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     compiler = find_compiler()
     return {
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "cores": len(processors()),
         "vectors": vector_level().name,
         "system": platform.platform(),
@@ -60,19 +60,25 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 
 def write(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Keep a result under a name made of its benchmark and model."""
+    """Keep a result under a name made of its benchmark and model; it may bring its command along."""
     path = folder / f"{re.sub(r'[^a-z0-9.]+', '-', name.lower())}.json"
     with atomic_write(path) as file:
-        file.write((json.dumps({**result, "command": _command(sys.argv[1:])}, indent=2) + "\n").encode())
+        file.write((json.dumps({"command": command()} | result, indent=2) + "\n").encode())
     return path
 
 
-def _command(words: list[str]) -> str:
-    """What measures this again; where the file went is nobody's business."""
-    if "--out" in words:
-        place = words.index("--out")
-        words = words[:place] + words[place + 2 :]
-    return shlex.join(["python", "-m", "monolane.bench", *words])
+def command() -> str:
+    """What measures this again; where files went is nobody's business."""
+    program, *words = sys.argv
+    for option in ("--out", "--picture"):
+        if option in words:
+            place = words.index(option)
+            words = words[:place] + words[place + 2 :]
+    name = Path(program).stem
+    if name == "monolane":
+        return shlex.join(["monolane", *words])
+    module = f"monolane.bench.{name}" if name == "ceiling_run" else "monolane.bench"
+    return shlex.join(["python", "-m", module, *words])
 
 
 def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
@@ -86,7 +92,7 @@ def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
     return answers if shown.returncode == 0 and len(answers) == len(fields) else None
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

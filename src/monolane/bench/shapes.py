@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,6 +42,13 @@ SHAPES = {
     "qwen2.5-coder-1.5b": _shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, Rope(1e6)),
     "qwen3-1.7b": _shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, Rope(1e6)),
     "smollm2-135m": _shape("llama", 576, 30, 9, 3, 64, 1536, 49152, Rope(1e5)),
+    # As one lane would run it. Hidden and FFN size follow from the published file sizes; rope's base is a guess.
+    "laneformer-2b": replace(
+        _shape("llama", 3072, 15, 32, 16, 96, 12288, 32000, Rope(1e4)),
+        context=4096,
+        windows=(2048,) * 10 + (None,) * 5,
+        tied=False,
+    ),
 }
 
 

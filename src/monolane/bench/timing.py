@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from monolane.errors import TargetError, UsageError
 from monolane.program.sample import Sampling
 from monolane.target.base import Request, Target, Token
+
+Result = TypeVar("Result")
+SHARES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+def difference_us(one_s: float, many_s: float, tokens: int) -> float:
+    """(T(n) - T(1)) / (n - 1): what both requests have in common (prompt, launch, ending, network) cancels."""
+    if many_s <= one_s:
+        raise UsageError(
+            f"{tokens} tokens took no longer than one: the machine is too busy, or the answer too short.",
+            "Ask for more with --tokens, on a machine that does nothing else.",
+        )
+    return (many_s - one_s) / (tokens - 1) * 1e6
+
+
+def percentiles(gaps_us: Iterable[NDArray[np.float64]]) -> dict[str, float]:
+    """Of the time between two tokens, over several answers."""
+    gaps = np.concatenate(list(gaps_us))
+    return {name: float(np.percentile(gaps, share)) for name, share in SHARES.items()}
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """What some work gives, and the seconds it takes by the caller's clock."""
+    began = perf_counter()
+    result = work()
+    return result, perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -41,8 +69,8 @@ class Decode:
 
     @property
     def us_per_token(self) -> float:
-        """(T(n) - T(1)) / (n - 1) by the caller's clock: prompt, launch and ending are in both, and cancel."""
-        return (self.long.seconds - self.short.seconds) / (len(self.long.tokens) - 1) * 1e6
+        """By the caller's clock."""
+        return difference_us(self.short.seconds, self.long.seconds, len(self.long.tokens))
 
     @property
     def us_per_token_device(self) -> float:
@@ -52,13 +80,15 @@ class Decode:
 
 def ask(target: Target, prompt: Sequence[int], tokens: int, cached: int = 0) -> Answer:
     """A greedy answer of so many tokens; the first ``cached`` of the prompt are in the target's cache."""
-    began = perf_counter()
-    run = target.run(Request(prompt, cached, tokens, frozenset(), Sampling()))
-    made = [token for batch in run for token in batch]
-    seconds = perf_counter() - began
+
+    def work() -> tuple[list[Token], int]:
+        run = target.run(Request(prompt, cached, tokens, frozenset(), Sampling()))
+        return [token for batch in run for token in batch], run.start_ns
+
+    (made, start_ns), seconds = timed(work)
     if len(made) != tokens:
-        raise RuntimeError(f"{len(made)} tokens were made, not {tokens}")
-    return Answer(made, seconds, run.start_ns)
+        raise TargetError(f"{len(made)} tokens were made, not {tokens}.")
+    return Answer(made, seconds, start_ns)
 
 
 def decode(target: Target, prompt: Sequence[int], tokens: int, cached: int = 0) -> Decode:

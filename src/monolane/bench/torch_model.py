@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from monolane.model.config import ModelConfig
+from monolane.model.weights import Weights
 
 
 class Layer(nn.Module):
@@ -50,6 +52,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, context: int) -> None:
         super().__init__()
+        self.windows = list(dict.fromkeys(config.windows))
+        self.window_of = [self.windows.index(window) for window in config.windows]
         self.embed = nn.Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(Layer(config, context) for _ in range(config.layers))
         self.final_norm = nn.RMSNorm(config.hidden, config.norm_eps)
@@ -66,10 +70,47 @@ class Decoder(nn.Module):
     def forward(self, token: Tensor, position: Tensor) -> Tensor:
         x = self.embed(token)
         turn = self.cosines[position], self.sines[position]
-        seen = (self.positions <= position).view(1, 1, 1, -1)
-        for layer in self.layers:
-            x = layer(x, position, turn, seen)
+        behind = position - self.positions
+        seen = [((behind >= 0) & (behind < (window or len(behind)))).view(1, 1, 1, -1) for window in self.windows]
+        for layer, window in zip(self.layers, self.window_of, strict=True):
+            x = layer(x, position, turn, seen[window])
         return self.head(self.final_norm(x)).argmax(-1)  # type: ignore[no-any-return]
+
+
+def fill(decoder: Decoder, config: ModelConfig, weights: Weights) -> None:
+    """Copy our weights in: q, k, v are one matrix here, and so are gate and up."""
+    parts = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "o": ("o",), "down": ("down",)}
+    norms = ["attn_norm", "ffn_norm", *(["q_norm", "k_norm"] if config.qk_norm else [])]
+    into = dict(decoder.named_parameters())
+    _copy(into["embed.weight"], [_matrix(weights, "embed")])
+    _copy(into["final_norm.weight"], [_vector(weights, "final_norm")])
+    if not config.tied:
+        _copy(into["head.weight"], [_matrix(weights, "head")])
+    for layer in range(config.layers):
+        place = f"layers.{layer}."
+        for norm in norms:
+            _copy(into[f"{place}{norm}.weight"], [_vector(weights, place + norm)])
+        for name, sources in parts.items():
+            _copy(into[f"{place}{name}.weight"], [_matrix(weights, place + source) for source in sources])
+            if f"{place}{name}.bias" in into:
+                _copy(into[f"{place}{name}.bias"], [_vector(weights, f"{place}{source}.bias") for source in sources])
+
+
+def _copy(parameter: Tensor, pieces: list[Tensor]) -> None:
+    start = 0
+    with torch.no_grad():
+        for piece in pieces:
+            parameter[start : start + len(piece)] = piece.to(parameter.device)
+            start += len(piece)
+
+
+def _matrix(weights: Weights, name: str) -> Tensor:
+    bits = weights.rows(name, 0, weights.shape(name)[0])
+    return torch.from_numpy(np.array(bits).view(np.int16)).view(torch.bfloat16)
+
+
+def _vector(weights: Weights, name: str) -> Tensor:
+    return torch.from_numpy(np.array(weights.vector(name)))
 
 
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,73 +1,60 @@
-"""PyTorch as a peer: the same shape through torch.compile (max-autotune, CUDA graphs), on the same GPU."""
+"""PyTorch as a peer: the same weights through torch.compile (max-autotune, CUDA graphs), on the same GPU."""
 
 from __future__ import annotations
 
 import gc
-from time import perf_counter
+from collections.abc import Sequence
+from importlib.util import find_spec
 
-from monolane.model.config import ModelConfig
-
-NAME = "torch.compile"
-WARM_UP_STEPS = 4  # the first compiles, the next ones record the CUDA graph
-
-
-class PeerMissingError(Exception):
-    """Why there is nothing to compare with."""
+from monolane.bench.peers import PeerMissingError, Wanted
 
 
 class TorchPeer:
-    """A compiled model; each call of ``decode_us`` is one fresh measurement."""
+    """A compiled step: one token in, one token out. A prompt goes through it token by token."""
 
-    def __init__(self, config: ModelConfig, prompt_tokens: int, tokens: int) -> None:
-        try:
-            import torch
-            import torch._inductor.config
-        except ImportError as error:
-            raise PeerMissingError("PyTorch is not installed") from error
+    name = "torch.compile"
+
+    def __init__(self, wanted: Wanted) -> None:
+        if find_spec("torch") is None:
+            raise PeerMissingError("PyTorch is not installed")
+        import torch
+        import torch._inductor.config
+
         if not torch.cuda.is_available():
             raise PeerMissingError("PyTorch sees no GPU")
-        if any(window is not None for window in config.windows):
-            raise PeerMissingError("the PyTorch model has no sliding windows")
-        from monolane.bench.torch_model import Decoder
+        from monolane.bench.torch_model import Decoder, fill
 
+        self.what = f"torch {torch.__version__}, max-autotune, CUDA graphs, a cache of {wanted.context} positions"
         if hasattr(torch._inductor.config, "autotune_num_choices_displayed"):  # not in every version
             torch._inductor.config.autotune_num_choices_displayed = 0  # pages of tables otherwise
-        self._prompt_tokens, self._tokens = prompt_tokens, tokens
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
             with torch.device("cuda"):
-                model = Decoder(config, prompt_tokens + tokens).requires_grad_(False)
+                model = Decoder(wanted.config, wanted.context).requires_grad_(False)
         finally:
             torch.set_default_dtype(default)
+        fill(model, wanted.config, wanted.weights)
         self._step = torch.compile(model, mode="max-autotune", fullgraph=True, dynamic=False)
-        self._steps(WARM_UP_STEPS)
 
-    def decode_us(self) -> float:
-        """Microseconds per token after the first, by the host's clock, the queue of the GPU empty before and after."""
-        steps = self._tokens - 1
-        return self._steps(steps) / steps * 1e6
+    def ask(self, prompt: Sequence[int], tokens: int) -> None:
+        import torch
+
+        with torch.no_grad():
+            # Tensors of their own: pieces of a longer one have other strides, for which it would compile again.
+            given = [torch.tensor([[token]], device="cuda") for token in prompt]
+            position = torch.zeros(1, dtype=torch.long, device="cuda")
+            token = given[0]
+            for place in range(len(prompt) + tokens - 1):
+                token = given[place] if place < len(prompt) else token
+                token = self._step(token, position).clone()  # a CUDA graph writes to the same place every time
+                position = position + 1
+            torch.cuda.synchronize()
 
     def close(self) -> None:
-        """Give its memory back."""
         import torch
 
         del self._step
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()
-
-    def _steps(self, count: int) -> float:
-        """Seconds that so many tokens take. What is in the cache does not matter for that; how long it is does."""
-        import torch
-
-        with torch.no_grad():
-            token = torch.zeros(1, 1, dtype=torch.long, device="cuda")
-            position = torch.tensor([self._prompt_tokens], device="cuda")
-            torch.cuda.synchronize()
-            began = perf_counter()
-            for _ in range(count):
-                token = self._step(token, position).clone()  # a CUDA graph writes to the same place every time
-                position = position + 1
-            torch.cuda.synchronize()
-            return perf_counter() - began

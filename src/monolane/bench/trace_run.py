@@ -31,7 +31,7 @@ LONGEST_RUN_S, FEWEST_TOKENS = 2.0, 8  # of a run without stamps, on a slow mach
 
 
 @runtime_checkable
-class Stamping(Protocol):
+class Stamping(Target, Protocol):
     """What a target offers besides, if it can stamp its stages."""
 
     program: Program
@@ -87,13 +87,18 @@ def measure(name: str, config: ModelConfig, weights: Weights, how: How, progress
         if not isinstance(target, Stamping):
             raise UsageError(f"{target.name} keeps no time stamps.", "Use device cuda, or cpu with a C++ compiler.")
         prompt = np.random.default_rng(0).integers(0, config.vocab, PROMPT_TOKENS).tolist()
-        _answer(target, prompt)  # warms up
-        answer = _answer(target, prompt)
-        us = (answer[-1].time_ns - answer[0].time_ns) / 1e3 / (len(answer) - 1)
-        passes = how.tokens + 1
-        request = Request(prompt, 0, TRACED_FROM + passes + 2, frozenset(), Sampling())
-        stamps = target.trace(request, TRACED_FROM, passes)
-        return Trace(f"{name}, {target.name}", target.program.stages, stamps, us, target.bytes_per_token)
+        return of_target(name, target, prompt, how.tokens)
+
+
+def of_target(name: str, target: Stamping, prompt: list[int], tokens: int) -> Trace:
+    """The trace of so many tokens."""
+    _answer(target, prompt)  # warms up
+    answer = _answer(target, prompt)
+    us = (answer[-1].time_ns - answer[0].time_ns) / 1e3 / (len(answer) - 1)
+    passes = tokens + 1
+    request = Request(prompt, 0, TRACED_FROM + passes + 2, frozenset(), Sampling())
+    stamps = target.trace(request, TRACED_FROM, passes)
+    return Trace(f"{name}, {target.name}", target.program.stages, stamps, us, target.bytes_per_token)
 
 
 def _answer(target: Target, prompt: list[int]) -> list[Token]:

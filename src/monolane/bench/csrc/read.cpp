@@ -1,15 +1,8 @@
 // How fast this machine reads memory: pinned threads, each summing its own buffer with 64-byte loads, asking a fixed
 // distance ahead. Nothing is computed but a sum that must not be optimised away.
-#include <atomic>
-#include <chrono>
-#include <cstdint>
 #include <cstring>
-#include <thread>
-#include <vector>
-#if defined(__linux__)
-#include <pthread.h>
-#include <sched.h>
-#endif
+
+#include "pinned.hpp"
 
 namespace {
 
@@ -36,25 +29,7 @@ uint64_t read_all(const uint8_t* p, int64_t bytes, int64_t ahead) {
 
 // Seconds from the moment all threads are ready to the moment the last has read its buffer.
 extern "C" double monolane_read_seconds(const uint8_t* const* buffers, int64_t bytes, int threads, const int32_t* processors, int64_t ahead, uint64_t* sink) {
-  std::atomic<int> ready{0};
-  std::atomic<bool> go{false};
-  std::vector<std::thread> workers;
-  for (int t = 0; t < threads; t++)
-    workers.emplace_back([&, t] {
-#if defined(__linux__)
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      CPU_SET(processors[t], &set);
-      pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-#endif
-      ready++;
-      while (!go) {
-      }
-      sink[t] = ahead ? read_all<true>(buffers[t], bytes, ahead) : read_all<false>(buffers[t], bytes, 0);
-    });
-  while (ready < threads) std::this_thread::yield();
-  const auto start = std::chrono::steady_clock::now();
-  go = true;
-  for (auto& worker : workers) worker.join();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return run_pinned(threads, processors, [&](int t) {
+    sink[t] = ahead ? read_all<true>(buffers[t], bytes, ahead) : read_all<false>(buffers[t], bytes, 0);
+  });
 }

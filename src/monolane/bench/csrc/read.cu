@@ -1,19 +1,24 @@
 // How fast this GPU reads its memory: one block per multiprocessor, nothing computed but sums that prove that every byte
-// was read. The lines generated before this one include ptx.cuh (or its twin for a CPU) and fix kThreads and the way: kUnroll
-// 16-byte loads per thread at a time, or a ring of kSlots bulk copies of 16 KiB; the other of the two is 0.
+// was read. The lines generated before this one include ptx.cuh (or its twin for a CPU) and fix kThreads and kUnroll:
+// 16-byte loads per thread at a time, or 0 for bulk copies into a ring. A piece is what a block reads at a time.
 
 namespace monolane {
 
-constexpr int kChunkBytes = 16384;
-constexpr int kChunkWords = kChunkBytes / 16;
-
 struct Launch {
   const Word4* memory;
-  int64_t bytes;   // a multiple of blocks * kThreads * kUnroll * 16, and of blocks * kChunkBytes
-  int64_t* times;  // [block][began, ended], ns
-  uint64_t* sum;   // of all 32-bit words of all passes
+  int64_t origin;      // from the first piece of a block to that of the next, in words of 16 bytes
+  int64_t step;        // from a piece to the next of the same block, in words of 16 bytes
+  int64_t* times;      // [block][began, ended], ns
+  uint64_t* sum;       // of all 32-bit words of all passes
+  uint32_t* arrived;   // blocks that are there: they begin together
+  uint32_t* failed;    // not 0: a block waited longer than it may
+  int64_t deadline_ns; // for the whole launch
   int32_t blocks;
   int32_t passes;
+  int32_t pieces;      // of each block, in a pass
+  int32_t chunk_words; // of 16 bytes in a bulk copy
+  int32_t slots;       // of the ring
+  int32_t unused;
 };
 
 }  // namespace monolane
@@ -24,79 +29,98 @@ MONOLANE_LAUNCH monolane::Launch monolane_launch;
 
 namespace monolane {
 
+constexpr int kLooksPerClock = 16;  // the clock is looked at less often than what is waited for
+
 MONOLANE_DEVICE uint64_t total(Word4 v) { return uint64_t{v.x} + v.y + v.z + v.w; }
 
+MONOLANE_DEVICE const Word4* first_piece() { return monolane_launch.memory + ptx::block_index() * monolane_launch.origin; }
+
+MONOLANE_DEVICE void fail() { ptx::store_relaxed(monolane_launch.failed, 1u); }
+
 struct Loads {
-  MONOLANE_DEVICE static uint64_t read(const Launch& launch) {
-    constexpr int kStep = kThreads * kUnroll;
+  MONOLANE_DEVICE static uint64_t read(int64_t) {
     uint64_t sum = 0;
-    for (int pass = 0; pass < launch.passes; pass++)
-      for (int64_t i = ptx::block_index() * kStep + ptx::thread_index(); i < launch.bytes / 16; i += launch.blocks * kStep) {
+    for (int pass = 0; pass < monolane_launch.passes; pass++) {
+      const Word4* from = first_piece() + ptx::thread_index();
+      for (int piece = 0; piece < monolane_launch.pieces; piece++, from += monolane_launch.step) {
         Word4 loaded[kUnroll + 1];  // one more: without loads this still has to compile
 #pragma unroll
-        for (int j = 0; j < kUnroll; j++) loaded[j] = ptx::load_l2(launch.memory + i + j * kThreads);
+        for (int j = 0; j < kUnroll; j++) loaded[j] = ptx::load_l2(from + j * kThreads);
 #pragma unroll
         for (int j = 0; j < kUnroll; j++) sum += total(loaded[j]);
       }
+    }
     return sum;
   }
 };
 
-// The last warp copies chunks into the ring, the others add up what has come.
+// One thread of the last warp copies chunks into the ring, the other warps add up what has come.
 struct Copies {
-  static constexpr int kSlotCount = kSlots ? kSlots : 1;
   static constexpr int kReaders = kThreads - 32;
 
-  MONOLANE_DEVICE static uint64_t read(const Launch& launch) {
+  MONOLANE_DEVICE static uint64_t read(int64_t deadline) {
     if (ptx::thread_index() == 0) {
-      for (int slot = 0; slot < kSlotCount; slot++) {
+      for (int slot = 0; slot < monolane_launch.slots; slot++) {
         ptx::barrier_init(full() + slot, 1);
         ptx::barrier_init(empty() + slot, kReaders / 32);
       }
       ptx::barrier_init_fence();
     }
     ptx::sync<0, kThreads>();
-    // Chunk by chunk in turn with the other blocks; all of a block's threads count its chunks alike.
-    const int64_t chunks = launch.bytes / kChunkBytes;
-    uint64_t sum = 0;
-    uint32_t count = 0;
-    for (int pass = 0; pass < launch.passes; pass++)
-      for (int64_t chunk = ptx::block_index(); chunk < chunks; chunk += launch.blocks, count++) {
-        const int slot = count % kSlotCount, round = count / kSlotCount;
-        if (ptx::thread_index() < kReaders)
-          sum += drain(slot, round);
-        else if (ptx::thread_index() == kReaders)
-          fill(slot, round, launch.memory + chunk * kChunkWords);
-      }
-    return sum;
+    if (ptx::thread_index() < kReaders) return drain(deadline);
+    if (ptx::thread_index() == kReaders) fill(deadline);
+    return 0;
   }
 
  private:
-  MONOLANE_DEVICE static char* ring() { return ptx::shared_memory(); }
-  MONOLANE_DEVICE static uint64_t* full() { return reinterpret_cast<uint64_t*>(ring() + kSlotCount * kChunkBytes); }
-  MONOLANE_DEVICE static uint64_t* empty() { return full() + kSlotCount; }
+  MONOLANE_DEVICE static Word4* ring() { return reinterpret_cast<Word4*>(ptx::shared_memory()); }
+  MONOLANE_DEVICE static uint64_t* full() { return reinterpret_cast<uint64_t*>(ring() + monolane_launch.slots * monolane_launch.chunk_words); }
+  MONOLANE_DEVICE static uint64_t* empty() { return full() + monolane_launch.slots; }
 
-  MONOLANE_DEVICE static void fill(int slot, int round, const Word4* from) {
-    if (round) wait(empty() + slot, (round - 1) & 1);
-    ptx::barrier_expect(full() + slot, kChunkBytes);
-    ptx::bulk_copy(ring() + slot * kChunkBytes, from, kChunkBytes, full() + slot);
+  MONOLANE_DEVICE static void fill(int64_t deadline) {
+    const uint32_t bytes = monolane_launch.chunk_words * 16;
+    int slot = 0;
+    uint32_t parity = 1;  // a new barrier counts as passed in the round before its first
+    for (int pass = 0; pass < monolane_launch.passes; pass++) {
+      const Word4* from = first_piece();
+      for (int piece = 0; piece < monolane_launch.pieces; piece++, from += monolane_launch.step) {
+        if (!wait(empty() + slot, parity, deadline)) return;
+        ptx::barrier_expect(full() + slot, bytes);
+        ptx::bulk_copy(ring() + slot * monolane_launch.chunk_words, from, bytes, full() + slot);
+        advance(slot, parity);
+      }
+    }
   }
 
-  MONOLANE_DEVICE static uint64_t drain(int slot, int round) {
-    wait(full() + slot, round & 1);
-    const Word4* words = reinterpret_cast<const Word4*>(ring() + slot * kChunkBytes);
+  // After a wait that took too long, this goes on without waiting: lanes that leave one by one would miss each other.
+  MONOLANE_DEVICE static uint64_t drain(int64_t deadline) {
     uint64_t sum = 0;
+    bool late = false;
+    int slot = 0;
+    uint32_t parity = 0;
+    for (int n = monolane_launch.pieces * monolane_launch.passes; n > 0; n--) {
+      late = late || !wait(full() + slot, parity, deadline);
+      const Word4* words = ring() + slot * monolane_launch.chunk_words;
 #pragma unroll 4
-    for (int i = ptx::thread_index(); i < kChunkWords; i += kReaders) sum += total(words[i]);
-    ptx::sync_warp();
-    if (ptx::thread_index() % 32 == 0) ptx::barrier_arrive(empty() + slot);
+      for (int i = ptx::thread_index(); i < monolane_launch.chunk_words; i += kReaders) sum += total(words[i]);
+      ptx::sync_warp();
+      if (ptx::thread_index() % 32 == 0) ptx::barrier_arrive(empty() + slot);
+      advance(slot, parity);
+    }
     return sum;
   }
 
-  // For a copy or for threads that wait only for copies: it always ends.
-  MONOLANE_DEVICE static void wait(uint64_t* barrier, uint32_t parity) {
-    while (!ptx::barrier_passed(barrier, parity)) {
-    }
+  MONOLANE_DEVICE static void advance(int& slot, uint32_t& parity) {
+    if (++slot == monolane_launch.slots) slot = 0, parity ^= 1;
+  }
+
+  MONOLANE_DEVICE static bool wait(uint64_t* barrier, uint32_t parity, int64_t deadline) {
+    for (int looks = 1; !ptx::barrier_passed(barrier, parity); looks++)
+      if (looks % kLooksPerClock == 0 && ptx::now_ns() > deadline) {
+        fail();
+        return false;
+      }
+    return true;
   }
 };
 
@@ -105,16 +129,32 @@ struct Way : Loads {};
 template <>
 struct Way<true> : Copies {};
 
+// Nobody's time begins before the last block is there.
+MONOLANE_DEVICE void meet(int64_t deadline) {
+  if (ptx::thread_index() == 0) {
+    ptx::add_release(monolane_launch.arrived, 1);
+    for (int looks = 1; ptx::load_acquire(monolane_launch.arrived) < static_cast<uint32_t>(monolane_launch.blocks); looks++)
+      if (looks % kLooksPerClock == 0 && ptx::now_ns() > deadline) {
+        fail();
+        break;
+      }
+  }
+  ptx::sync<0, kThreads>();
+}
+
 }  // namespace monolane
 
 MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) monolane_kernel(MONOLANE_PARAMETER int) {
   using namespace monolane;
+  const int64_t deadline = ptx::now_ns() + monolane_launch.deadline_ns;
+  meet(deadline);
   const int64_t began = ptx::now_ns();
-  const uint64_t sum = Way<(kSlots > 0)>::read(monolane_launch);
+  uint64_t sum = Way<(kUnroll == 0)>::read(deadline);
   ptx::sync<0, kThreads>();
   if (ptx::thread_index() == 0) {
     monolane_launch.times[2 * ptx::block_index()] = began;
     monolane_launch.times[2 * ptx::block_index() + 1] = ptx::now_ns();
   }
-  ptx::add_global(monolane_launch.sum, sum);
+  for (int mask = 16; mask > 0; mask /= 2) sum += ptx::shuffle_xor(sum, mask);
+  if (ptx::thread_index() % 32 == 0) ptx::add_global(monolane_launch.sum, sum);
 }

@@ -1,0 +1,111 @@
+"""What a machine gives, as data and as text: the same for a GPU and for a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+HANDOFF, BARRIER = "hand-off", "barrier"
+HOST = {
+    "launch_us": "starting the workers",
+    "launch_to_end_us": "starting them with nothing to do, to the end",
+    "round_trip_us": "a word there and back",
+}
+
+
+@dataclass(frozen=True)
+class Read:
+    """One way to read memory, and how fast it is."""
+
+    way: str
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What it takes until every worker has heard of every other."""
+
+    what: str
+    streaming_bytes: int  # of each worker, on their way or between two hand-offs; 0: memory is idle
+    us: float
+    bytes_per_s: float = 0.0  # that streamed meanwhile
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the host pays: to start the workers, and to hear of one and answer it. None: there is nothing to measure."""
+
+    launch_us: float
+    launch_to_end_us: float | None  # with nothing to do
+    round_trip_us: float | None
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """Everything that ``monolane ceiling`` measures of one device."""
+
+    device: str
+    workers: int
+    reads: Sequence[Read]
+    waits: Sequence[Wait]
+    host: Host
+    streaming: str  # what streaming_bytes are, in words
+    seconds: float  # that measuring took
+
+    @property
+    def best(self) -> Read:
+        return max(self.reads, key=lambda read: read.bytes_per_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "workers": self.workers,
+            "ceiling_bytes_per_s": self.best.bytes_per_s,
+            "best_way": self.best.way,
+            "reads": [asdict(read) for read in self.reads],
+            "waits": [asdict(wait) for wait in self.waits],
+            "host": asdict(self.host),
+            "streaming": self.streaming,
+            "measured_in_s": self.seconds,
+        }
+
+
+def text(result: dict[str, Any]) -> str:
+    """The result as aligned columns."""
+    reads = [
+        [read["way"], speed(read["bytes_per_s"]), f"{read['bytes_per_s'] / result['ceiling_bytes_per_s']:.1%}"]
+        for read in result["reads"]
+    ]
+    waits = [
+        [wait["what"], load(wait), f"{wait['us']:.2f} µs", speed(wait["bytes_per_s"]) if wait["bytes_per_s"] else ""]
+        for wait in result["waits"]
+    ]
+    host = [[label, f"{result['host'][key]:.1f} µs"] for key, label in HOST.items() if result["host"][key] is not None]
+    parts = [
+        f"{result['device']}: {speed(result['ceiling_bytes_per_s'])}, by: {result['best_way']}",
+        _columns([["reading memory", "", "of the best"], *reads]),
+        _columns([[f"among {result['workers']} workers", f"memory ({result['streaming']})", "", "streaming"], *waits]),
+        _columns([["with the host", ""], *host]),
+    ]
+    return "\n\n".join(parts)
+
+
+def speed(bytes_per_s: float) -> str:
+    if bytes_per_s >= 1e12:
+        return f"{bytes_per_s / 1e12:.2f} TB/s"
+    return f"{bytes_per_s / 1e9:.1f} GB/s"
+
+
+def load(wait: dict[str, Any]) -> str:
+    return f"{wait['streaming_bytes'] // 1024} KiB" if wait["streaming_bytes"] else "idle"
+
+
+def _columns(rows: list[list[str]]) -> str:
+    """Names to the left, everything else to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *others in rows:
+        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join([name.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)

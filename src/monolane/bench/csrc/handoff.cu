@@ -1,0 +1,165 @@
+// What it costs that every block learns from every other, with idle memory and with memory that streams as fast as it can:
+// by tagged words (every block publishes one, every block reads all), or by a barrier on one counter. The line generated
+// before this one includes ptx.cuh, or its twin for a CPU. Eight warps hand over; one more thread of each block streams.
+
+constexpr int kReaders = 256, kThreads = kReaders + 32;
+
+namespace monolane {
+
+constexpr int kChunkBytes = 16384;
+constexpr int kLooksPerClock = 16;
+
+struct Launch {
+  const Word4* memory;
+  int64_t share_chunks;  // of the memory that each block streams, again and again
+  uint64_t* words;       // [2][block]: round in the upper half, a number in the lower
+  uint32_t* arrived;     // at barriers, all blocks together
+  uint32_t* failed;      // not 0: a block waited longer than it may
+  uint64_t* sum;         // of all numbers that all blocks have read
+  int64_t* stamps;       // [block]: rounds began, rounds ended, streaming began, streaming ended (ns), chunks streamed
+  int64_t deadline_ns;   // for the whole launch
+  int32_t blocks;
+  int32_t rounds;
+  int32_t warm_up;       // rounds before those
+  int32_t barriers;      // 1: a counter, 0: tagged words
+  int32_t in_flight;     // chunks of each block; 0: memory is idle
+  int32_t unused;
+};
+
+}  // namespace monolane
+
+extern "C" {
+MONOLANE_LAUNCH monolane::Launch monolane_launch;
+}
+
+namespace monolane {
+
+MONOLANE_DEVICE int64_t* stamps() { return monolane_launch.stamps + 5 * ptx::block_index(); }
+
+struct Shared {
+  MONOLANE_DEVICE static char* slot(int index) { return ptx::shared_memory() + index * kChunkBytes; }
+  MONOLANE_DEVICE static uint64_t* landed() { return reinterpret_cast<uint64_t*>(slot(monolane_launch.in_flight)); }
+  MONOLANE_DEVICE static uint32_t* done() { return reinterpret_cast<uint32_t*>(landed() + monolane_launch.in_flight); }
+  // By turns: a thread may still look at the word of one round while another is late in the next.
+  MONOLANE_DEVICE static uint32_t* late(uint32_t round) { return done() + 1 + (round & 1); }
+};
+
+class Rounds {
+ public:
+  MONOLANE_DEVICE explicit Rounds(int64_t deadline) : deadline_(deadline) {}
+
+  // The sum of all numbers that this thread has read. All threads of the block leave after the same round.
+  MONOLANE_DEVICE uint64_t run() {
+    const uint32_t warm_up = monolane_launch.warm_up, last = warm_up + monolane_launch.rounds;
+    for (uint32_t round = 1; round <= last; round++) {
+      if (round == warm_up + 1 && ptx::thread_index() == 0) stamps()[0] = ptx::now_ns();
+      if (monolane_launch.barriers)
+        barrier(round);
+      else
+        hand_over(round);
+      if (ptx::load_shared(Shared::late(round))) break;
+    }
+    if (ptx::thread_index() == 0) {
+      stamps()[1] = ptx::now_ns();
+      ptx::store_shared(Shared::done(), 1);
+    }
+    return sum_;
+  }
+
+ private:
+  // A word is written again two rounds later, when all have answered the round between, and so have read it.
+  MONOLANE_DEVICE void hand_over(uint32_t round) {
+    uint64_t* words = monolane_launch.words + (round & 1) * monolane_launch.blocks;
+    if (ptx::thread_index() == 0) ptx::store_relaxed(words + ptx::block_index(), uint64_t{round} << 32 | (ptx::block_index() + round));
+    for (int from = ptx::thread_index(); from < monolane_launch.blocks; from += kReaders) {
+      uint64_t word = ptx::load_relaxed(words + from);
+      for (int looks = 1; word >> 32 != round && !too_late(looks, round); looks++) word = ptx::load_relaxed(words + from);
+      sum_ += static_cast<uint32_t>(word);
+    }
+    ptx::sync<1, kReaders>();
+  }
+
+  MONOLANE_DEVICE void barrier(uint32_t round) {
+    ptx::sync<1, kReaders>();
+    if (ptx::thread_index() == 0) {
+      ptx::add_release(monolane_launch.arrived, 1);
+      const uint32_t all = round * monolane_launch.blocks;
+      for (int looks = 1; ptx::load_acquire(monolane_launch.arrived) < all && !too_late(looks, round); looks++) {
+      }
+    }
+    ptx::sync<1, kReaders>();
+  }
+
+  MONOLANE_DEVICE bool too_late(int looks, uint32_t round) {
+    if (looks % kLooksPerClock || ptx::now_ns() <= deadline_) return false;
+    ptx::store_shared(Shared::late(round), 1);
+    ptx::store_relaxed(monolane_launch.failed, 1u);
+    return true;
+  }
+
+  int64_t deadline_;
+  uint64_t sum_ = 0;
+};
+
+// Copies into as many slots as may be in flight, each again as soon as it has landed: nobody looks at what comes.
+class Stream {
+ public:
+  MONOLANE_DEVICE explicit Stream(int64_t deadline) : deadline_(deadline) {}
+
+  MONOLANE_DEVICE void run() {
+    const int64_t began = ptx::now_ns();
+    const Word4* share = monolane_launch.memory + ptx::block_index() * monolane_launch.share_chunks * (kChunkBytes / 16);
+    int64_t chunks = 0;
+    for (int64_t next = 0; wait() && !ptx::load_shared(Shared::done()); chunks++, advance()) {
+      ptx::barrier_expect(Shared::landed() + slot_, kChunkBytes);
+      ptx::bulk_copy(Shared::slot(slot_), share + next * (kChunkBytes / 16), kChunkBytes, Shared::landed() + slot_);
+      if (++next == monolane_launch.share_chunks) next = 0;
+    }
+    for (int left = 0; left < monolane_launch.in_flight && wait(); left++) advance();  // nothing may land after the end
+    stamps()[2] = began;
+    stamps()[3] = ptx::now_ns();
+    stamps()[4] = chunks;
+  }
+
+ private:
+  MONOLANE_DEVICE bool wait() {
+    for (int looks = 1; !ptx::barrier_passed(Shared::landed() + slot_, parity_); looks++)
+      if (looks % kLooksPerClock == 0 && ptx::now_ns() > deadline_) {
+        ptx::store_relaxed(monolane_launch.failed, 1u);
+        return false;
+      }
+    return true;
+  }
+  MONOLANE_DEVICE void advance() {
+    if (++slot_ == monolane_launch.in_flight) slot_ = 0, parity_ ^= 1;
+  }
+
+  int64_t deadline_;
+  int slot_ = 0;
+  uint32_t parity_ = 1;  // a new barrier counts as passed in the round before its first
+};
+
+MONOLANE_DEVICE void prepare() {
+  if (ptx::thread_index() == 0) {
+    for (int slot = 0; slot < monolane_launch.in_flight; slot++) ptx::barrier_init(Shared::landed() + slot, 1);
+    ptx::barrier_init_fence();
+    for (int word = 0; word < 3; word++) ptx::store_shared(Shared::done() + word, 0);
+  }
+  ptx::sync<0, kThreads>();
+}
+
+}  // namespace monolane
+
+MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) monolane_kernel(MONOLANE_PARAMETER int) {
+  using namespace monolane;
+  const int64_t deadline = ptx::now_ns() + monolane_launch.deadline_ns;
+  prepare();
+  uint64_t sum = 0;
+  if (ptx::thread_index() < kReaders)
+    sum = Rounds(deadline).run();
+  else if (ptx::thread_index() == kReaders && monolane_launch.in_flight)
+    Stream(deadline).run();
+  ptx::sync<0, kThreads>();
+  for (int mask = 16; mask > 0; mask /= 2) sum += ptx::shuffle_xor(sum, mask);
+  if (ptx::thread_index() % 32 == 0) ptx::add_global(monolane_launch.sum, sum);
+}

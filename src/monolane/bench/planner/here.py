@@ -1,0 +1,32 @@
+"""The machine we are on, as far as a plan needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monolane.bench import ceiling_store
+from monolane.bench.planner.machines import Cluster, Machine, cluster, is_this, known_gpu, this_machine
+from monolane.bench.planner.prediction import Ceiling
+from monolane.target.cpu.machine import available_memory
+from monolane.target.cuda.opening import find_gpu
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a plan is for, and its ceiling where ``monolane ceiling`` has measured it."""
+
+    cluster: Cluster
+    measured: Ceiling | None
+
+
+def place(spec: str, lanes: int | None) -> Place:
+    """The machines of ``--on``. What was measured here counts where they are what is here."""
+    gpu = find_gpu()
+    stored = ceiling_store.stored("cuda" if gpu else "cpu")
+    this: Machine | None = None
+    if is_this(spec):
+        this = this_machine(stored, (gpu.name, gpu.memory) if gpu else None, available_memory())
+    found = cluster(spec, lanes, this)
+    same = found.machine is this or (gpu is not None and found.machine is known_gpu(gpu.name))
+    measured = Ceiling(stored, "measured by 'monolane ceiling' on this machine") if stored and same else None
+    return Place(found, measured)

@@ -1,0 +1,143 @@
+"""Machines by their numbers: what their makers say, and what is assumed where nothing was measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from monolane.errors import ResourceError, UsageError
+
+Kind = Literal["gpu", "cpu"]
+
+MOST_LANES = 64
+THIS = "this"
+# Of a machine's memory: what the driver, buffers and the kernel take.
+RESERVED = 0.05
+
+_FABRIC_US = 3.0  # what the one published engine with exchanges inside its kernel stays under
+_PCIE_US = 10.0
+_FABRIC = "published for another engine's exchanges inside a kernel; not measured by this program"
+_PCIE = "a guess for PCIe without direct links; not measured"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``bandwidth``: bytes per second that the maker names; None where it is not known.
+
+    ``ceiling_share``: of the bandwidth, what plain reads get. ``exchange_us``: a hand-off that crosses lanes.
+    """
+
+    name: str
+    kind: Kind
+    memory: int  # bytes
+    bandwidth: float | None
+    ceiling_share: float
+    exchange_us: float = _FABRIC_US
+    assumed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def room(self) -> float:
+        """Bytes for weights and cache."""
+        return self.memory * (1 - RESERVED)
+
+
+def _gpu(name: str, gigabytes: int, bandwidth: float, share: float, why: str, fabric: bool = True) -> Machine:
+    assumed = {"ceiling": why, "exchange": _FABRIC if fabric else _PCIE}
+    exchange = _FABRIC_US if fabric else _PCIE_US
+    return Machine(name, "gpu", gigabytes * 10**9, bandwidth, share, exchange, assumed)
+
+
+_LIKE_H200 = "the share that reads reach on an H200; not measured on this one"
+
+MACHINES: dict[str, Machine] = {
+    machine.name: machine
+    for machine in (
+        _gpu("H200", 141, 4.8e12, 0.95, "as measured by the probes this program began with"),
+        _gpu("H100", 80, 3.35e12, 0.95, _LIKE_H200),
+        _gpu("B200", 180, 8.0e12, 0.95, _LIKE_H200),
+        _gpu("MI300X", 192, 5.3e12, 0.79, "33.6 of 42.4 TB/s, which another engine's makers call effective"),
+        _gpu("RTX 4090", 24, 1.008e12, 0.95, _LIKE_H200, fabric=False),
+        _gpu("RTX 5090", 32, 1.792e12, 0.95, _LIKE_H200, fabric=False),
+        Machine(
+            "CPU",
+            "cpu",
+            64 * 10**9,
+            89.6e9,
+            0.85,
+            assumed={
+                "machine": "a desktop with 64 GB in two channels of DDR5-5600",
+                "ceiling": "what plain reads usually get of such memory",
+            },
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """So many of one machine, of which ``lanes`` work on the request."""
+
+    machine: Machine
+    count: int
+    lanes: int
+
+    @property
+    def name(self) -> str:
+        return self.machine.name if self.count == 1 else f"{self.count} x {self.machine.name}"
+
+
+def cluster(spec: str, lanes: int | None, this: Machine | None) -> Cluster:
+    """``8xH200``, ``rtx-4090``, ``this``. ``this`` is the machine we are on, where it was asked for."""
+    match = re.fullmatch(r"(?:(\d{1,4})\s*[x\u00d7*]\s*)?(\S.*)", spec.strip(), re.IGNORECASE)
+    if match is None:
+        raise UsageError("The name of the machine is empty.", "Give one, such as --on 8xH200.")
+    count = int(match[1] or 1)
+    found = this if this is not None and is_this(spec) else by_name(match[2])
+    if not 1 <= count <= MOST_LANES:
+        raise UsageError(f"{count} of a machine are not possible.", f"Choose from 1 to {MOST_LANES}.")
+    if found.kind == "cpu" and count > 1:
+        raise UsageError("Lanes across CPUs are not planned for.", "Choose one CPU, or GPUs.")
+    if lanes is not None and not 1 <= lanes <= count:
+        raise UsageError(f"{lanes} lanes do not fit {count} GPU(s).", f"Choose from 1 to {count}, or name more GPUs.")
+    return Cluster(found, count, lanes or count)
+
+
+def is_this(spec: str) -> bool:
+    return spec.strip().lower() == THIS
+
+
+def by_name(name: str) -> Machine:
+    """However it is spelled: "RTX 4090", "rtx-4090", "rtx4090"."""
+    for machine in MACHINES.values():
+        if _plain(machine.name) == _plain(name):
+            return machine
+    raise UsageError(f"The planner knows no machine {name!r}.", f"It knows {', '.join(MACHINES)} and {THIS}.")
+
+
+def known_gpu(full_name: str) -> Machine | None:
+    """The machine that a driver calls, for example, "NVIDIA H200". Whole words: a GH200 is something else."""
+    words = f" {_words(full_name)} "
+    return next((one for one in MACHINES.values() if one.kind == "gpu" and f" {_words(one.name)} " in words), None)
+
+
+def this_machine(ceiling: float | None, gpu: tuple[str, int] | None, free_memory: int | None) -> Machine:
+    """The machine we are on: its GPU (name and bytes of memory) or, without one, its CPU."""
+    if gpu is not None and (known := known_gpu(gpu[0])) is not None:
+        return known
+    if ceiling is None or (gpu is None and free_memory is None):
+        what = "read ceiling has not been measured" if ceiling is None else "free memory is not known"
+        raise ResourceError(f"This machine's {what}.", "Run 'monolane ceiling' first, or name a machine with --on.")
+    if gpu is not None:
+        return Machine(gpu[0], "gpu", gpu[1], None, 1.0, _PCIE_US, {"exchange": _PCIE})
+    assert free_memory is not None
+    return Machine("this CPU", "cpu", free_memory, None, 1.0)
+
+
+def _words(name: str) -> str:
+    return " ".join(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def _plain(name: str) -> str:
+    return _words(name).replace(" ", "")

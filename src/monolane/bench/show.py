@@ -1,0 +1,104 @@
+"""Results as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Result = dict[str, Any]
+
+
+def text(results: Sequence[Result]) -> str:
+    """All of them, one block each."""
+    writers = {"decode": _decode, "context": _context, "stages": _stages, "workflow": _workflow, "server": _server}
+    return "\n\n".join("\n".join(writers[result["benchmark"]](result)) for result in results)
+
+
+def _decode(result: Result) -> Iterator[str]:
+    yield f"{result['model']} {result['dtype']}, {result['device']}, weights {result['weights']}"
+    yield from _accuracy(result)
+    gaps = result["token_gaps_us"]
+    yield _line(
+        "decode", f"{_speed(result['us_per_token'])} by the host, {result['us_per_token_device']:,.1f} µs/token"
+    )
+    yield _line("", f"by the device: p50 {gaps['p50']:,.1f}, p90 {gaps['p90']:,.1f}, p99 {gaps['p99']:,.1f} µs")
+    for prompt, found in result["first_token_ms"].items():
+        times = f"{found['host']:,.2f} ms by the host, {found['device']:,.2f} by the device"
+        yield _line("first token", f"{times}, after {int(prompt):,} tokens")
+    queue = result["throughput"]
+    yield _line(
+        "throughput",
+        f"{queue['tokens_per_second']:,.1f} tok/s over {queue['requests']} requests of "
+        f"{queue['prompt_tokens']} + {queue['tokens_per_request']} tokens, one after another",
+    )
+    nominal = result["fraction_of_nominal"]
+    yield _line(
+        "memory",
+        f"{result['bytes_per_token'] / 1e9:.3f} GB/token, {result['fraction_of_ceiling']:.1%} of the measured ceiling "
+        f"({result['ceiling_bytes_per_s'] / 1e9:,.1f} GB/s)" + (f", {nominal:.1%} of nominal" if nominal else ""),
+    )
+    energy = result["energy_j_per_token"]
+    yield _line("energy", "not known here" if energy is None else f"{energy * 1e3:,.1f} mJ/token over the queue")
+    for name, peer in result["peers"].items():
+        yield _line(name, f"{_speed(peer['us_per_token'])}; ours is faster by {peer['ours_is_faster_by']:.2f}")
+    for name, reason in result["peers_skipped"].items():
+        yield _line(name, f"skipped: {reason}")
+
+
+def _context(result: Result) -> Iterator[str]:
+    yield f"{'tokens in the cache':>20}{'µs/token':>12}{'by the device':>15}{'tok/s':>10}{'of ceiling':>12}"
+    for point in result["points"]:
+        yield (
+            f"{point['context']:20,}{point['us_per_token']:12,.1f}{point['us_per_token_device']:15,.1f}"
+            f"{1e6 / point['us_per_token']:10,.1f}{point['fraction_of_ceiling']:12.1%}"
+        )
+
+
+def _stages(result: Result) -> Iterator[str]:
+    predicted = result["predicted_us"] or {}
+    yield f"{'stage':>20}{'times':>12}{'adds, µs':>15}{'design allows':>15}"
+    for name, us in result["stages_us"].items():
+        allowed = f"{predicted[name]:,.1f}" if name in predicted else "-"
+        yield f"{name:>20}{result['times'][name]:12}{us:15,.1f}{allowed:>15}"
+
+
+def _workflow(result: Result) -> Iterator[str]:
+    yield f"{result['model']} {result['dtype']}, {result['device']}: an agent's loop of {result['tokens']:,} tokens"
+    yield from _accuracy(result)
+    beside = ", ".join(f"{seconds:,.1f} s at {speed}" for speed, seconds in result["wall_s_at"].items())
+    yield _line("wall time", f"{result['wall_s']:,.1f} s ({result['tokens_per_second']:,.1f} tok/s); {beside}")
+    share = result["cached_tokens"] / max(result["prompt_tokens"], 1)
+    yield _line(
+        "prompts",
+        f"{result['prompt_tokens']:,} tokens, {result['cached_tokens']:,} ({share:.1%}) from the cache, in "
+        f"{len(result['turns'])} turns of {result['conversations']} conversations",
+    )
+
+
+def _server(result: Result) -> Iterator[str]:
+    yield f"{result['model']}, {result['device']}"
+    yield _line("accuracy", f"{result['accuracy']['verdict']}: {result['accuracy']['why']}")
+    yield _line("decode", f"{_speed(result['us_per_token'])}, answers of {result['tokens']:,.0f} tokens")
+    for found in result["first_token_ms"].values():
+        yield _line("first token", f"{found['host']:,.2f} ms, after {result['prompt_tokens']:,.0f} tokens")
+    queue = result["throughput"]
+    yield _line("throughput", f"{queue['tokens_per_second']:,.1f} tok/s over {queue['requests']} requests")
+    for point in result["points"]:
+        yield _line("", f"{_speed(point['us_per_token'])} with {point['context']:,} tokens in the cache")
+
+
+def _accuracy(result: Result) -> Iterator[str]:
+    found = result["accuracy"]
+    yield _line(
+        "accuracy",
+        f"{found['verdict']}: {found['divergence']:.1e} nats from fp32 (bf16: {found['divergence_of_bf16']:.1e}), "
+        f"{found['positions']} positions, {found['decoded']} decoded",
+    )
+
+
+def _speed(us: float) -> str:
+    return f"{us:,.1f} µs/token, {1e6 / us:,.1f} tok/s"
+
+
+def _line(name: str, words: str) -> str:
+    return f"  {name:22}{words}"
