@@ -70,7 +70,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return Terminal(monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("command", ["pull", "models", "generate", "chat", "inspect", "trace", "bench", "ceiling", "plan", "serve"])
+COMMANDS = ["pull", "models", "generate", "chat", "inspect", "trace", "bench", "ceiling", "plan", "serve"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_explains_every_command(terminal: Terminal, command: str) -> None:
     assert command in terminal.run("--help")[1]
     code, out, _ = terminal.run(command, "--help")

@@ -12,9 +12,10 @@ from monolane.program.build import build_program
 from monolane.program.check import BrokenPlanError, check, problems
 from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
-from monolane.program.stage import Arrangement, Attend, Matrix, Project
+from monolane.program.stage import Arrangement, Attend, Matrix, Output, Plain, Project
 
 LAYOUT = Layout("test", tile_rows=8, block=32)
+HALVED = replace(LAYOUT, halves_residual=True)
 
 
 def config(**changes: object) -> ModelConfig:
@@ -36,13 +37,14 @@ def config(**changes: object) -> ModelConfig:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def plan(workers: int = 3, **changes: object) -> Plan:
-    return make_plan(build_program(config(**changes)), LAYOUT, workers)
+def plan(workers: int = 3, layout: Layout = LAYOUT, **changes: object) -> Plan:
+    return make_plan(build_program(config(**changes)), layout, workers)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 40),
+    st.sampled_from((LAYOUT, HALVED)),
     st.integers(1, 300),
     st.integers(1, 4),
     st.integers(1, 5),
@@ -55,6 +57,7 @@ def plan(workers: int = 3, **changes: object) -> Plan:
 )
 def test_every_plan_keeps_the_invariants(
     workers: int,
+    layout: Layout,
     hidden: int,
     kv_heads: int,
     group: int,
@@ -67,13 +70,24 @@ def test_every_plan_keeps_the_invariants(
 ) -> None:
     shape = {"hidden": hidden, "kv_heads": kv_heads, "heads": kv_heads * group, "head_dim": head_dim, "ffn": ffn}
     biases = {"qkv_bias": biased, "o_bias": biased, "mlp_bias": biased}
-    check(plan(workers, vocab=vocab, tied=tied, qk_norm=qk_norm, **shape, **biases))
+    check(plan(workers, layout, vocab=vocab, tied=tied, qk_norm=qk_norm, **shape, **biases))
 
 
 def test_a_worker_without_work_still_passes_every_stage() -> None:
     crowded = plan(workers=64)
     assert all(len(tape) == len(crowded.program.projections) for tape in crowded.segments)
     assert min(crowded.tape_bytes) < max(crowded.tape_bytes)
+
+
+def test_half_tiles_even_out_who_owns_the_residual_stream() -> None:
+    """72 rows are 9 tiles or 18 halves: of five workers, four own two tiles, or three own four halves."""
+    whole, halved = plan(5), plan(5, HALVED)
+    for index, stage in enumerate(whole.program.projections):
+        rows = [[tape[index].tiles * p.layout.rows(stage) for tape in p.segments] for p in (whole, halved)]
+        if stage.output is Output.RESIDUAL:
+            assert rows == [[16, 16, 16, 16, 8], [16, 16, 16, 12, 12]]
+        else:
+            assert halved.layout.rows(stage) == LAYOUT.tile_rows
 
 
 def test_five_stages_a_layer() -> None:
@@ -144,18 +158,35 @@ def test_the_checker_names_what_breaks(change: str, named: str) -> None:
         check(broken(change))
 
 
-@given(st.integers(1, 40), st.integers(1, 100), st.sampled_from([(8, 32), (16, 64), (1, 8)]))
-def test_packing_can_be_undone(rows: int, cols: int, tile: tuple[int, int]) -> None:
+@given(
+    st.integers(1, 40),
+    st.integers(1, 100),
+    st.sampled_from([(8, 32, False), (16, 64, False), (1, 8, False), (8, 32, True)]),
+    st.sampled_from([Output.STORE, Output.RESIDUAL]),
+)
+def test_packing_can_be_undone(rows: int, cols: int, tile: tuple[int, int, bool], output: Output) -> None:
     layout = Layout("test", *tile)
-    matrix = Matrix("m", (("m", rows),), cols)
+    stage = Project("m", None, Matrix("m", (("m", rows),), cols), Plain(), output, reads="x", writes="y")
     bits = np.random.default_rng(rows * cols).integers(0, 2**16, (rows, cols), np.uint16)
-    tape = layout.pack(bits, matrix)
-    assert tape.nbytes == layout.tiles(matrix) * layout.tile_bytes(matrix)
-    unpacked = layout.unpack(tape, matrix)
+    tape = layout.pack(bits, stage)
+    assert tape.nbytes == layout.tiles(stage) * layout.tile_bytes(stage)
+    unpacked = layout.unpack(tape, stage)
     np.testing.assert_array_equal(unpacked[:rows], bits)
     assert not unpacked[rows:].any()
-    last = tape[-layout.tile_bytes(matrix) :]
-    np.testing.assert_array_equal(layout.row(last, matrix, rows - 1), bits[rows - 1])
+    last = tape[-layout.tile_bytes(stage) :]
+    np.testing.assert_array_equal(layout.row(last, stage, rows - 1), bits[rows - 1])
+
+
+def test_half_a_tile_keeps_two_blocks_where_a_whole_one_keeps_one() -> None:
+    """What a warp reads at once, 256 numbers, is eight rows of one block, or four rows of one and of the next."""
+    stage = Project("m", None, Matrix("m", (("m", 4),), 70), Plain(), Output.RESIDUAL, reads="x", writes="y")
+    bits = np.arange(4 * 70, dtype=np.uint16).reshape(4, 70)
+    units = HALVED.pack(bits, stage).view(np.uint16).reshape(-1, 8, 32)
+    np.testing.assert_array_equal(units[0], np.concatenate([bits[:, :32], bits[:, 32:64]]))
+    np.testing.assert_array_equal(units[1, :4, :6], bits[:, 64:])
+    assert len(units) == 2
+    assert not units[1, :4, 6:].any()
+    assert not units[1, 4:].any()
 
 
 @given(st.integers(1, 20), st.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from monolane.errors import ModelFileError
 from monolane.model.progress import Silent
 from monolane.model.weights import Bf16Bits
 from monolane.program.build import build_program
+from monolane.program.interpret import Interpreter
 from monolane.program.layout import Layout
 from monolane.program.plan import make_plan
 from monolane.program.tape import Tape, allocate_tape, matrix_rows, pack_tape
@@ -19,6 +21,7 @@ from monolane.program.tape_store import load_tape
 from random_models import CASES, random_model
 
 LAYOUT = Layout("test", tile_rows=8, block=32)
+HALVED = replace(LAYOUT, name="halved", halves_residual=True)
 
 
 def zeros(size: int) -> np.ndarray:
@@ -49,8 +52,8 @@ class Watched:
         return self.inner.vector(name)
 
 
-def load(weights: Watched, workers: int = 2) -> Tape:
-    plan = make_plan(build_program(random_model(CASES[0]).config), LAYOUT, workers)
+def load(weights: Watched, workers: int = 2, layout: Layout = LAYOUT) -> Tape:
+    plan = make_plan(build_program(random_model(CASES[0]).config), layout, workers)
     tape = load_tape(plan, weights, zeros, Silent())
     for thread in threading.enumerate():
         if thread.name == "keep tape":
@@ -66,13 +69,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("case", CASES[:5], ids=lambda case: case.name)
 @pytest.mark.parametrize("workers", [1, 3, 50])
-def test_tapes_hold_every_row_of_the_model(case, workers: int) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("layout", [LAYOUT, HALVED], ids=lambda layout: layout.name)
+def test_tapes_hold_every_row_of_the_model(case, workers: int, layout: Layout) -> None:  # type: ignore[no-untyped-def]
     model = random_model(case)
-    plan = make_plan(build_program(model.config), LAYOUT, workers)
+    plan = make_plan(build_program(model.config), layout, workers)
     tape = allocate_tape(plan, model.weights, zeros)
     pack_tape(tape, model.weights)
     for index, stage in enumerate(plan.program.projections):
-        shares = [LAYOUT.unpack(tape.segment(worker, index), stage.matrix) for worker in range(workers)]
+        shares = [layout.unpack(tape.segment(worker, index), stage) for worker in range(workers)]
         expected = matrix_rows(stage.matrix, model.weights, 0, stage.matrix.rows)
         np.testing.assert_array_equal(np.concatenate(shares)[: stage.matrix.rows], expected)
 
@@ -90,6 +94,23 @@ def test_a_kept_tape_serves_any_number_of_workers() -> None:
             np.testing.assert_array_equal(ours, theirs)
     assert again.reads == 0
     assert packed.nbytes > 0
+
+
+def test_half_tiles_are_not_read_from_a_tape_of_whole_ones() -> None:
+    load(Watched())
+    halved, again = Watched(), Watched()
+    packed = load(halved, layout=HALVED)
+    assert halved.reads > 0
+    kept = load(again, layout=HALVED)
+    assert again.reads == 0
+    for ours, theirs in zip(kept.workers, packed.workers, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_interpreter_reads_half_tiles_as_it_reads_whole_ones() -> None:
+    tokens = random_model(CASES[0]).tokens[:20]
+    whole, halved = (Interpreter(load(Watched(), 3, layout), 32).logits(tokens) for layout in (LAYOUT, HALVED))
+    np.testing.assert_allclose(halved, whole, atol=1e-4)
 
 
 def test_another_model_or_a_damaged_file_is_packed_anew(own_cache: Path) -> None:

@@ -326,7 +326,7 @@ def test_everything_that_can_be_operated_has_a_name(chromium: Browser) -> None:
 
 def _until(page: Page, condition: object) -> None:
     assert callable(condition)
-    for _ in range(200):
+    for _ in range(1000):
         if condition():
             return
         page.wait_for_timeout(10)  # milliseconds

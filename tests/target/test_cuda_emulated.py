@@ -8,20 +8,31 @@ import numpy as np
 import pytest
 from emulated import EmulatedTarget
 
+from monolane.program.plan import Plan
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import structs
 from monolane.target.base import Request
+from monolane.target.cuda.opening import cuda_plan
 from random_models import CASES, Case, random_model
 
 # Activations are exchanged and multiplied in bf16: of logits with a deviation of about 1, that much may differ.
 TOLERANCE = 0.2
 # A feed-forward too wide for a wide pass to keep its input in shared memory.
 WIDE_FFN = replace(CASES[3], name="llama-wide-ffn", hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=9000)
+# Residual streams of which three workers own fewer rows in half tiles; their columns end in the first block of a unit.
+HALVED = (
+    replace(CASES[3], name="llama-halved", heads=4, kv_heads=2, layers=2, ffn=1490),
+    replace(WIDE_FFN, name="llama-halved-wide-ffn", hidden=60, head_dim=10, ffn=8970),
+)
 
 
 def open_case(case: Case, workers: int, **options: object) -> EmulatedTarget:
     model = random_model(case)
     return EmulatedTarget(model.config, model.weights, workers, **options)  # type: ignore[arg-type]
+
+
+def plan_of(case: Case, workers: int) -> Plan:
+    return cuda_plan(random_model(case).config, workers)
 
 
 @pytest.mark.parametrize("case", [*CASES, WIDE_FFN], ids=lambda case: case.name)
@@ -32,11 +43,25 @@ def test_logits_are_those_of_transformers(case: Case) -> None:
         np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
 
 
-def test_workers_and_delays_change_no_bit() -> None:
+@pytest.mark.parametrize("case", HALVED, ids=lambda case: case.name)
+def test_half_tiles_give_the_logits_of_transformers(case: Case) -> None:
+    model, target = random_model(case), open_case(case, 3)
+    assert plan_of(case, 3).layout.halves_residual
+    for length in (1, 2, 16, 17, 40):
+        ours = target.logits(model.tokens[:length])
+        np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("halved", "workers"), [(False, (2, 4, 9)), (True, (1, 5, 3))], ids=["whole tiles", "half tiles"]
+)
+def test_workers_and_delays_change_no_bit(halved: bool, workers: tuple[int, ...]) -> None:
+    """Unless the workers own half tiles instead of whole ones: those are cut along k in their own way."""
     tokens = random_model(CASES[3]).tokens[:40]
-    expected = open_case(CASES[3], 1).logits(tokens)
-    for workers, delay in ((2, 0), (5, 30), (9, 0)):
-        np.testing.assert_array_equal(expected, open_case(CASES[3], workers, delay_permille=delay).logits(tokens))
+    assert all(plan_of(CASES[3], count).layout.halves_residual == halved for count in workers)
+    expected = open_case(CASES[3], workers[0]).logits(tokens)
+    for count, delay in zip(workers[1:], (30, 0), strict=True):
+        np.testing.assert_array_equal(expected, open_case(CASES[3], count, delay_permille=delay).logits(tokens))
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def starts(path: Path, device: str) -> dict[str, Any]:
 def _start(path: Path, cache: str, device: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, str(path), device],
-        env={**os.environ, "MONOLANE_CACHE": cache},
+        env={**os.environ, "MONOLANE_CACHE": cache, "CUDA_CACHE_PATH": cache},  # NVRTC and the driver keep one, too
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -145,8 +145,8 @@ def _rows_once(plan: Plan) -> Iterator[str]:
             if tape[index].first_tile != covered:
                 yield f"{_label(stage)}: worker {worker} begins at tile {tape[index].first_tile}, not {covered}"
             covered = tape[index].first_tile + tape[index].tiles
-        if covered != plan.layout.tiles(stage.matrix):
-            yield f"{_label(stage)}: {covered} of {plan.layout.tiles(stage.matrix)} tiles are on the tapes"
+        if covered != plan.layout.tiles(stage):
+            yield f"{_label(stage)}: {covered} of {plan.layout.tiles(stage)} tiles are on the tapes"
 
 
 def _tapes_contiguous(plan: Plan) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _tapes_contiguous(plan: Plan) -> Iterator[str]:
     for worker, tape in enumerate(plan.segments):
         end = 0
         for segment, stage in zip(tape, plan.program.projections, strict=False):
-            if segment.offset != end or segment.size != segment.tiles * plan.layout.tile_bytes(stage.matrix):
+            if segment.offset != end or segment.size != segment.tiles * plan.layout.tile_bytes(stage):
                 yield f"worker {worker}, {_label(stage)}: its tape has a gap or a wrong size at byte {end}"
             end = segment.offset + segment.size
 
@@ -173,7 +173,7 @@ def _residual_owners(plan: Plan) -> Iterator[str]:
 
 def _balance(plan: Plan) -> Iterator[str]:
     """Tapes differ by less than one chunk (here: one tile) per stage on average."""
-    chunks = sum(plan.layout.tile_bytes(stage.matrix) for stage in plan.program.projections)
+    chunks = sum(plan.layout.tile_bytes(stage) for stage in plan.program.projections)
     spread = max(plan.tape_bytes) - min(plan.tape_bytes)
     if spread >= chunks:
         yield f"tapes differ by {spread} bytes, more than one chunk per stage ({chunks} bytes)"

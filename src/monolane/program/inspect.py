@@ -35,6 +35,7 @@ def report(plan: Plan, context: int) -> str:
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     even = plan.bytes_per_token / plan.workers
     above, below = max(plan.tape_bytes) / even - 1, 1 - min(plan.tape_bytes) / even
+    halved = f" ({layout.tile_rows // 2} for the residual stream)" if layout.halves_residual else ""
     listed = plan.workers if plan.workers <= MOST_LISTED else 0
     cache, full_cache = program.cache_bytes(1), program.cache_bytes(context) / MEGA
     lines = [
@@ -43,7 +44,8 @@ def report(plan: Plan, context: int) -> str:
         f"{len(program.stages)} stages, {program.handoffs} hand-offs",
         f"{plan.bytes_per_token / MEGA:,.1f} MB streamed per token",
         f"cache: {cache:,} bytes per token, {full_cache:,.1f} MB for {context:,} tokens",
-        f"{plan.workers} worker(s), layout {layout.name}: tiles of {layout.tile_rows} rows, blocks of {layout.block}",
+        f"{plan.workers} worker(s), layout {layout.name}: "
+        f"tiles of {layout.tile_rows} rows{halved}, blocks of {layout.block}",
         *(f"  tape {worker}: {size / MEGA:,.2f} MB" for worker, size in enumerate(plan.tape_bytes[:listed])),
         f"balance: the longest tape is {above:.2%} above even, the shortest {below:.2%} below",
     ]
@@ -68,7 +70,7 @@ def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     matrix, size, prepared = "", "", ""
     if isinstance(stage, Project):
         matrix = f"{stage.matrix.rows} x {stage.matrix.cols} {stage.matrix.format.name}"
-        size = f"{plan.layout.tiles(stage.matrix) * plan.layout.tile_bytes(stage.matrix) / MEGA:.2f}"
+        size = f"{plan.layout.tiles(stage) * plan.layout.tile_bytes(stage) / MEGA:.2f}"
         prepared = "norm" if isinstance(stage.input, Norm) else "merge" if isinstance(stage.input, Merge) else ""
     return stage.name, matrix, size, prepared, " ".join(sorted(reads_of(stage))), " ".join(writes_of(stage))
 

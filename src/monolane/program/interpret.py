@@ -72,9 +72,9 @@ class Interpreter:
             if self.tape.table is not None:
                 out[row] = from_bf16(self.tape.table[token])
                 continue
-            head, layout = self.program.head.matrix, self.plan.layout
+            head, layout = self.program.head, self.plan.layout
             last = len(self.program.projections) - 1
-            worker, offset = self.plan.locate(last, token // layout.tile_rows)
+            worker, offset = self.plan.locate(last, token // layout.rows(head))
             tile = self.tape.workers[worker][offset : offset + layout.tile_bytes(head)]
             out[row] = from_bf16(layout.row(tile, head, token))
 
@@ -93,7 +93,7 @@ class Interpreter:
         """Dot products of all rows, each computed by its owner from its own tape."""
         shares = []
         for worker in range(self.plan.workers):
-            matrix = from_bf16(self.plan.layout.unpack(self.tape.segment(worker, index), stage.matrix))
+            matrix = from_bf16(self.plan.layout.unpack(self.tape.segment(worker, index), stage))
             shares.append(x @ matrix.T)
         y: Floats = np.concatenate(shares, 1)[:, : stage.matrix.rows]
         return y + self.tape.constants.vector(stage.bias) if stage.bias else y

@@ -61,7 +61,7 @@ def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0
     segments: list[list[Segment]] = [[] for _ in range(workers)]
     residual_counts: dict[int, list[int]] = {}
     for index, stage in enumerate(program.projections):
-        tiles, tile_bytes = layout.tiles(stage.matrix), layout.tile_bytes(stage.matrix)
+        tiles, tile_bytes = layout.tiles(stage), layout.tile_bytes(stage)
         if stage.output is Output.RESIDUAL:
             counts = residual_counts.setdefault(tiles, _even(tiles, workers))
         else:

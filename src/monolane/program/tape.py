@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from monolane.model.weights import Bf16Bits, Weights
 from monolane.program.plan import Plan
-from monolane.program.stage import Arrangement, Matrix, Program, Vector
+from monolane.program.stage import Arrangement, Matrix, Program, Project, Vector
 
 Bytes = NDArray[np.uint8]
 Allocate = Callable[[int], Bytes]  # zeroed memory of that many bytes, aligned as the target likes it
@@ -81,19 +81,19 @@ def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
     """Independent pieces of the packing; each returns the bytes it wrote."""
     plan, layout = tape.plan, tape.plan.layout
     for index, stage in enumerate(plan.program.projections):
-        matrix, tile_bytes = stage.matrix, layout.tile_bytes(stage.matrix)
+        tile_rows, tile_bytes = layout.rows(stage), layout.tile_bytes(stage)
         step_tiles = max(1, PACK_BYTES // tile_bytes)
         for worker in range(plan.workers):
             segment = plan.segments[worker][index]
             for done in range(0, segment.tiles, step_tiles):
                 tiles = min(step_tiles, segment.tiles - done)
-                first = (segment.first_tile + done) * layout.tile_rows
-                rows = (first, min(first + tiles * layout.tile_rows, matrix.rows))
+                first = (segment.first_tile + done) * tile_rows
+                rows = (first, min(first + tiles * tile_rows, stage.matrix.rows))
                 start = segment.offset + done * tile_bytes
                 target = tape.workers[worker][start : start + tiles * tile_bytes]
 
-                def pack(matrix: Matrix = matrix, rows: tuple[int, int] = rows, target: Bytes = target) -> int:
-                    target[:] = layout.pack(matrix_rows(matrix, weights, *rows), matrix)
+                def pack(stage: Project = stage, rows: tuple[int, int] = rows, target: Bytes = target) -> int:
+                    target[:] = layout.pack(matrix_rows(stage.matrix, weights, *rows), stage)
                     return target.nbytes
 
                 yield pack

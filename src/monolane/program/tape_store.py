@@ -48,11 +48,11 @@ def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
     """(offset in the file, bytes of the tape), in pieces of bounded size."""
     plan, base = tape.plan, 0
     for index, stage in enumerate(plan.program.projections):
-        tile_bytes = plan.layout.tile_bytes(stage.matrix)
+        tile_bytes = plan.layout.tile_bytes(stage)
         for worker in range(plan.workers):
             place = base + plan.segments[worker][index].first_tile * tile_bytes
             yield from _cut(place, tape.segment(worker, index))
-        base += plan.layout.tiles(stage.matrix) * tile_bytes
+        base += plan.layout.tiles(stage) * tile_bytes
     if tape.table is not None:
         yield from _cut(base, tape.table.reshape(-1).view("u1"))
 

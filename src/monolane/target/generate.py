@@ -17,12 +17,12 @@ LAYOUT = Layout("rows8", tile_rows=8, block=32)
 OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
 
 
-def shape_constants(program: Program) -> dict[str, int]:
+def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
     """The sizes all targets name alike."""
     shape = program.attention
     return {
-        "kTileRows": LAYOUT.tile_rows,
-        "kBlock": LAYOUT.block,
+        "kTileRows": layout.tile_rows,
+        "kBlock": layout.block,
         "kHidden": program.hidden,
         "kVocab": program.vocab,
         "kLayers": program.layers,
@@ -31,7 +31,7 @@ def shape_constants(program: Program) -> dict[str, int]:
         "kHeadDim": shape.head_dim,
         "kSplit": shape.split,
         "kProjections": len(program.projections),
-        "kMaxCols": max(LAYOUT.padded_cols(stage.matrix) for stage in program.projections),
+        "kMaxCols": max(layout.padded_cols(stage) for stage in program.projections),
     }
 
 

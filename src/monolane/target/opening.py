@@ -134,7 +134,7 @@ def require_memory(plan: Plan, context: int) -> None:
 
 
 def _widest(plan: Plan) -> int:
-    return max(plan.layout.padded_cols(stage.matrix) for stage in plan.program.projections)
+    return max(plan.layout.padded_cols(stage) for stage in plan.program.projections)
 
 
 def _table_bytes(program: Program) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from monolane.program.stage import Program
-from monolane.target.generate import braces, constants, shape_constants, tables
+from monolane.target.generate import LAYOUT, braces, constants, shape_constants, tables
 
 
 def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str:
     """C++ for one program. ``stall`` = (worker, stage, seconds) makes one worker sleep there: to test the deadline."""
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
-    integers = shape_constants(program) | {
+    integers = shape_constants(program, LAYOUT) | {
         "kBufferCount": len(program.buffers),
         "kStallWorker": stall_worker,
         "kStallStage": stall_stage,

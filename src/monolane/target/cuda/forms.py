@@ -14,7 +14,7 @@ from monolane.program.tape import constant_offsets
 from monolane.target.generate import OUTPUTS, braces, literal
 
 GROUP_WARPS = 4  # that share a chunk
-UNIT_BYTES = 512  # 8 rows of 32 k: what a warp loads at once
+UNIT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once
 SLOT_UNITS = (32, 28, 24, 20)  # a slot of the ring may have
 # Bytes on their way to one block: near a hand-off, whose small loads would queue behind more; inside a long stage.
 IN_FLIGHT_NEAR, IN_FLIGHT_FAR = 32768, 98304
@@ -59,7 +59,7 @@ def slot_units(plan: Plan) -> int:
     """The size of a slot that is filled best: tiles are cut into chunks of whole slots, as equal as can be."""
 
     def filled(units: int) -> float:
-        tiles = [(plan.layout.tiles(p.matrix), _units(plan, p)) for p in plan.program.projections]
+        tiles = [(plan.layout.tiles(p), _units(plan, p)) for p in plan.program.projections]
         return sum(n * tile for n, tile in tiles) / sum(n * -(-tile // units) * units for n, tile in tiles)
 
     return max(SLOT_UNITS, key=filled)
@@ -67,7 +67,7 @@ def slot_units(plan: Plan) -> int:
 
 def _units(plan: Plan, stage: Project) -> int:
     """Of a tile."""
-    return plan.layout.padded_cols(stage.matrix) // plan.layout.block
+    return plan.layout.padded_cols(stage) // plan.layout.unit_cols(stage)
 
 
 def _layer(program: Program) -> tuple[Stage, ...]:
@@ -126,6 +126,8 @@ def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict
         "projection": projection,
         "rows": stage.matrix.rows,
         "cols": stage.matrix.cols,
+        "tile_rows": plan.layout.rows(stage),
+        "unit_cols": plan.layout.unit_cols(stage),
         "units": units,
         "chunks": chunks,
         "chunk_units": chunk_units,

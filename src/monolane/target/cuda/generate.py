@@ -12,6 +12,7 @@ CONSUMER_WARPS = 8
 BATCH_SUMS = 32 * CONSUMER_WARPS * 8
 RESERVED_BYTES = 2048  # barriers, reductions, alignment
 MIN_WIDE_SLOTS = 2
+UNIT_COLS = 64  # the most k of a unit: rows of activations are whole units
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may have to stream more than its equal share of a stage, to level the tapes
 # The cache is kept in blocks of positions; attention divides them into splits of at least so many blocks, and not into
 # more splits than there are workers for.
@@ -32,10 +33,15 @@ _EMULATED_ENTRY = (
 )
 
 
+def residual_projection(program: Program) -> int:
+    """The first that writes the residual stream; all of them are divided alike."""
+    return next(i for i, stage in enumerate(program.projections) if stage.output is Output.RESIDUAL)
+
+
 def owned_rows(plan: Plan) -> int:
     """The most rows of the residual stream that one worker owns."""
-    residual = next(i for i, stage in enumerate(plan.program.projections) if stage.output is Output.RESIDUAL)
-    return max(tape[residual].tiles for tape in plan.segments) * plan.layout.tile_rows
+    residual = residual_projection(plan.program)
+    return max(tape[residual].tiles for tape in plan.segments) * plan.layout.rows(plan.program.projections[residual])
 
 
 def most_splits(plan: Plan) -> int:
@@ -56,7 +62,7 @@ def x_bytes(plan: Plan) -> int:
     results = MAX_WIDTH * _up(shape.head_dim, 16) * 4
     scratch = queries + 2 * CONSUMER_WARPS * MAX_WIDTH * 4 + results
     chunk = slot_units(plan) * plan.layout.block
-    widest = max(_up(stage.matrix.cols, chunk) for stage in plan.program.projections)
+    widest = max(_up(plan.layout.padded_cols(stage), chunk) for stage in plan.program.projections)
     return _up(max(2 * widest, scratch - 4 * BATCH_SUMS), 128)
 
 
@@ -72,7 +78,7 @@ def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:
     """Slots of the ring in a narrow pass, in a wide one, and the widest input a wide pass keeps in shared memory."""
     program, layout = plan.program, plan.layout
     shape = program.attention
-    columns = sorted({layout.padded_cols(stage.matrix) for stage in program.projections})
+    columns = sorted({layout.padded_cols(stage) for stage in program.projections})
     fixed = x_bytes(plan) + 4 * BATCH_SUMS + 4 * MAX_WIDTH * owned_rows(plan) + RESERVED_BYTES
     fixed += 8 * len(program.projections)
     narrow = (shared_limit - fixed) // slot_bytes(plan)
@@ -99,13 +105,13 @@ def generate(
     program = plan.program
     narrow, wide, widest = slots(plan, shared_limit)
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
-    integers = shape_constants(program) | {
+    integers = shape_constants(program, plan.layout) | {
         "kWorkers": plan.workers,
         "kSlots": narrow,
         "kWideSlots": wide,
         "kWideCols": widest,
         "kMaxOwnedRows": owned_rows(plan),
-        "kResidualProjection": next(i for i, s in enumerate(program.projections) if s.output is Output.RESIDUAL),
+        "kResidualProjection": residual_projection(program),
         "kSharedLimit": shared_limit,
         "kSlotUnits": slot_units(plan),
         "kSplitBlocks": SPLIT_BLOCKS,
@@ -142,7 +148,7 @@ def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
     shape = program.attention
     sizes = {buffer.name: buffer.size for buffer in program.buffers}
     sizes["partials"] = shape.heads * shape.head_dim  # here attention hands over what it has merged
-    strides = [-(-sizes[buffer.name] // 32) * 32 for buffer in program.buffers]
+    strides = [_up(sizes[buffer.name], UNIT_COLS) for buffer in program.buffers]
     words, plain = [0], [0]
     for stride in strides:
         words.append(words[-1] + stride)

@@ -127,7 +127,7 @@ def rotations(plan: Plan, context: int) -> NDArray[np.float32]:
 def head_tile_addresses(plan: Plan, tapes: Sequence[int]) -> NDArray[np.uint64]:
     """Where each tile of a tied head lies."""
     last = len(plan.program.projections) - 1
-    tile_bytes = plan.layout.tile_bytes(plan.program.head.matrix)
+    tile_bytes = plan.layout.tile_bytes(plan.program.head)
     found = [
         np.arange(segments[last].tiles, dtype=np.uint64) * np.uint64(tile_bytes)
         + np.uint64(tape + segments[last].offset)

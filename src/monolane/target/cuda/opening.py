@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +14,12 @@ from monolane.model.progress import Progress
 from monolane.model.weights import Weights
 from monolane.program.build import build_program
 from monolane.program.check import check
+from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
+from monolane.program.stage import Program
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
-from monolane.target.cuda.generate import RUN_AHEAD_BYTES, generate
+from monolane.target.cuda.generate import RUN_AHEAD_BYTES, generate, residual_projection
 from monolane.target.cuda.jit import compile_kernel
 from monolane.target.cuda.launch import scratch_sizes
 from monolane.target.generate import LAYOUT
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from monolane.target.cuda.driver import Device, Kernel
     from monolane.target.cuda.runtime import CudaTarget
 
+HALVED = replace(LAYOUT, name="rows8-4", halves_residual=True)
 CAPABILITY = (9, 0)  # bulk copies and barriers of copies came with Hopper
 SPARE_BYTES = 512 << 20  # of GPU memory: the driver's own, and what requests bring along
 
@@ -58,9 +62,16 @@ def required_gpu() -> Device:
 
 def cuda_plan(config: ModelConfig, workers: int) -> Plan:
     """One worker per multiprocessor."""
-    plan = make_plan(build_program(config), LAYOUT, workers, RUN_AHEAD_BYTES)
+    program = build_program(config)
+    plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES)
     check(plan)
     return plan
+
+
+def _layout(program: Program, workers: int) -> Layout:
+    """Half tiles, which take twice the loads of input, only where the largest share of the residual stream is less."""
+    stage = program.projections[residual_projection(program)]
+    return min((LAYOUT, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
 
 
 def memory_needed(plan: Plan, context: int) -> int:

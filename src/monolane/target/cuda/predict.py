@@ -27,7 +27,7 @@ MICRO = 1e6
 
 def stage_bytes(plan: Plan, stage: Stage) -> int:
     """Weights that all workers together stream for a stage."""
-    return plan.layout.tiles(stage.matrix) * plan.layout.tile_bytes(stage.matrix) if isinstance(stage, Project) else 0
+    return plan.layout.tiles(stage) * plan.layout.tile_bytes(stage) if isinstance(stage, Project) else 0
 
 
 def stream_us(size: float) -> float:
@@ -58,7 +58,7 @@ def _chunks(plan: Plan, stage: Stage) -> list[float]:
     """A worker's even share of a stage, in bytes: a tile's chunks are as equal as they can be, and fit a slot."""
     if not isinstance(stage, Project):
         return []
-    tile = plan.layout.tile_bytes(stage.matrix)
+    tile = plan.layout.tile_bytes(stage)
     chunk = tile / -(-tile // slot_bytes(plan))
     share = stage_bytes(plan, stage) / plan.workers
     whole, rest = divmod(share, chunk)

@@ -141,12 +141,13 @@ class Consumer {
   template <bool kWide>
   MONOLANE_DEVICE void embed(const Pass& now) {
     const Own own = shared::own()[kResidualProjection];
-    const int rows = own.tiles * kTileRows;
+    constexpr int kRows = kForms[kResidualProjection].tile_rows;
+    const int rows = own.tiles * kRows;
 #pragma unroll 1
     for (int i = thread_index() * 4; i < rows * now.width; i += kConsumers * 4) {
       float v[4];
       const int position = i / rows, row = i % rows;
-      embedding(token_at<kWide>(now, position), own.first_tile * kTileRows + row, v);
+      embedding(token_at<kWide>(now, position), own.first_tile * kRows + row, v);
       for (int j = 0; j < 4; j++) shared::residual()[position * kMaxOwnedRows + row + j] = v[j];
     }
   }
@@ -162,7 +163,7 @@ class Consumer {
     const int s = kForms[kForm].stage + layer * kStagesPerLayer;
     begin<kWide>(s, now);
     const Own own = shared::own()[kForms[kForm].projection + layer * kProjectionsPerLayer];
-    const Rows rows{s, layer, own.tiles, (own.first_tile * kTileRows) >> (kForms[kForm].output == Output::kGate)};
+    const Rows rows{s, layer, own.tiles, (own.first_tile * kForms[kForm].tile_rows) >> (kForms[kForm].output == Output::kGate)};
     if (kHead) ptx::fence();  // keys and values that this pass has kept are seen by whoever sees what is published next
     uint64_t best = 0;
     if (own.tiles) {
@@ -208,7 +209,7 @@ class Consumer {
 
   template <int kForm>
   MONOLANE_DEVICE void project_wide(const Rows& rows, const Pass& now, Cursor<true>& cursor) {
-    constexpr bool kStaged = kForms[kForm].cols <= kWideCols;
+    constexpr bool kStaged = kPaddedCols<kForm> <= kWideCols;
     constexpr int kStride = kBufferStrides[kForms[kForm].reads];
     const uint16_t* plain = monolane_launch.wide + kWideOffsets[kForms[kForm].reads];
     const auto prepare = [&] {  // a warp per position; its scale goes to `reduce`

@@ -11,10 +11,11 @@ constexpr int kThreads = kConsumers + 4 * 32;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
 constexpr int kGroupWarps = 4;  // warps that share a chunk
 constexpr int kGroups = kConsumerWarps / kGroupWarps;
-constexpr int kUnitBytes = kTileRows * kBlock * 2;  // what one warp loads at once: 8 rows of 32 weights, 16 bytes a lane
+constexpr int kUnitBytes = kTileRows * kBlock * 2;  // what one warp loads at once, 16 bytes a lane
 constexpr int kSlotBytes = kSlotUnits * kUnitBytes;
 constexpr int kWidth = 16;                         // positions of a wide pass: the rows of a tensor core's A operand
-constexpr int kTileSums = kGroups * kGroupWarps * kTileRows;  // of a tile, at one position
+constexpr int kColumns = 8;                        // of a tensor core's product: rows of a tile, or of half a tile twice
+constexpr int kTileSums = kGroups * kGroupWarps * kColumns;  // of a tile, at one position
 constexpr int kBatchOfOne = 32, kBatchSums = kBatchOfOne * kTileSums;
 // A wide pass has its input elsewhere, and that place for sums, too.
 constexpr int kBatchOfMany = (kXBytes / 4 + kBatchSums) / (kTileSums * kWidth);

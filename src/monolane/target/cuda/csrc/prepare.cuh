@@ -36,12 +36,16 @@ MONOLANE_DEVICE const float* norm_weights(int layer) {
   return monolane_launch.constants + kForms[kForm].norm + layer * kConstantsPerLayer;
 }
 
-// Elements [0, cols), and zeros behind them up to whole blocks of k, four at a time, this thread's share of kThreadCount.
+// The columns of a matrix, with those that fill up its last unit.
+template <int kForm>
+constexpr int kPaddedCols = kForms[kForm].units * kForms[kForm].unit_cols;
+
+// Elements [0, cols), and zeros behind them up to whole units, four at a time, this thread's share of kThreadCount.
 // `fetch(base, v)` gives the four at base, base + 4 * kThreadCount, … of a burst; a norm's weights are asked for before.
 // Returns the sum of squares.
 template <int kForm, int kThreadCount, int kBurst, class Fetch>
 MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fetch) {
-  constexpr int kCols = kForms[kForm].cols, kPadded = round_up(kCols, kBlock), kStride = kThreadCount * 4;
+  constexpr int kCols = kForms[kForm].cols, kPadded = kPaddedCols<kForm>, kStride = kThreadCount * 4;
   constexpr bool kNorm = kForms[kForm].norm != kNone;
   constexpr int kRounds = divide_up(kPadded, kBurst * kStride);
   const float* weights = kNorm ? norm_weights<kForm>(layer) + thread * 4 : nullptr;
@@ -68,7 +72,7 @@ MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fet
 }
 
 template <int kForm, int kThreadCount, int kMost>
-constexpr int kBurstOf = lesser(kMost, divide_up(round_up(kForms[kForm].cols, kBlock), kThreadCount * 4));
+constexpr int kBurstOf = lesser(kMost, divide_up(kPaddedCols<kForm>, kThreadCount * 4));
 
 // Words that carry tags, looked at until all tags are right.
 template <int kForm>
@@ -84,7 +88,7 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
       for (int j = 0; j < kBurst; j++) {
         const int k = base + j * kStride;
         four[j] = {blank, blank, blank, blank};
-        if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));  // buffers end with whole blocks
+        if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));  // buffers end with whole units
         if (kCols % 4 && k + 4 > kCols) {
           if (k + 1 >= kCols) four[j].y = blank;
           if (k + 2 >= kCols) four[j].z = blank;
@@ -136,7 +140,7 @@ MONOLANE_DEVICE float finish_prepare(float squares) {
   }
 }
 
-// One position of a wide pass, plain elements, asked for all at once. Rows of plain elements are whole blocks.
+// One position of a wide pass, plain elements, asked for all at once. Rows of plain elements are whole units.
 template <int kForm, int kThreadCount>
 MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* x, int thread) {
   constexpr int kBurst = kBurstOf<kForm, kThreadCount, 16>, kCols = kForms[kForm].cols;
