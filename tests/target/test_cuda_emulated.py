@@ -12,7 +12,9 @@ from monolane.program.plan import Plan
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import structs
 from monolane.target.base import Request
+from monolane.target.cuda import generate
 from monolane.target.cuda.opening import cuda_plan
+from oracle import log_softmax
 from random_models import CASES, Case, random_model
 
 # Activations are exchanged and multiplied in bf16: of logits with a deviation of about 1, that much may differ.
@@ -91,6 +93,19 @@ def test_the_kernel_samples_like_the_reference(sampling: Sampling, logprobs: int
             if logprobs is not None:
                 assert token.logprob == choice.logprob(choice.distance)
                 assert token.top == tuple((other, choice.logprob(distance)) for other, distance in choice.top)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[8]], ids=lambda case: case.name)
+def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few are merged by the stage that follows, more by a step of their own; some warps of a split have no block."""
+    monkeypatch.setattr(generate, "SPLIT_BLOCKS", 1)
+    model, target = random_model(case), open_case(case, 8 * case.kv_heads)
+    exact = log_softmax(model.logits)
+    for length in (17, 40, 100):  # 2, 3 and 7 blocks
+        target.run(Request(model.tokens[: length - 1], 0, 1, frozenset(), Sampling()))
+        (token,), _ = target.run(Request(model.tokens[:length], length - 1, 1, frozenset(), Sampling(), logprobs=5))
+        for other, logprob in token.top:
+            assert abs(logprob - exact[length - 1, other]) <= TOLERANCE
 
 
 def test_stop_tokens_and_the_cache() -> None:

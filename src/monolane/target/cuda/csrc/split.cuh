@@ -310,7 +310,7 @@ class Split {
     if (!kValues) held.ask_values(layer_, head_, block_, end_);
 #pragma unroll
     for (int i = 0; i < kSteps; i++) {
-      if (block_ + i != newest) continue;
+      if (block_ + i != newest || newest >= end_) continue;  // the newest position is another split's to see
       if (!kWide) held.put(i, last_ % kBlockPositions);
       held.clean_values(i, last_ % kBlockPositions);
     }
