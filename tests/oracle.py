@@ -12,8 +12,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from monolane.bench.transformers_peer import settings_of
 from monolane.model.config import ModelConfig
-from monolane.model.families import FAMILIES
 from monolane.model.families.names import huggingface_name
 from monolane.model.weights import Weights, expected_shapes
 
@@ -90,25 +90,7 @@ def log_softmax(rows: Logits) -> NDArray[np.float64]:
 
 def _twin(config: ModelConfig, weights: Weights) -> Any:
     """A model of transformers in fp32, made of a config and weights of ours."""
-    assert config.rope.factors is None, "transformers would have to be told in its own words"
-    name = next(family.architecture for family in FAMILIES if family.name == config.family)
-    windows = {window for window in config.windows if window}
-    assert len(windows) <= 1, "transformers has one window for all layers that have one"
-    kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
-    settings = getattr(transformers, f"{name.removesuffix('ForCausalLM')}Config")(
-        hidden_size=config.hidden,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.ffn,
-        vocab_size=config.vocab,
-        max_position_embeddings=config.context,
-        rms_norm_eps=config.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
-        tie_word_embeddings=config.tied,
-        **({"use_sliding_window": True, "sliding_window": windows.pop(), "layer_types": kinds} if windows else {}),
-    )
+    name, settings = settings_of(config)
     with torch.device(JUDGES_ON):
         model = getattr(transformers, name)(settings).eval()
     model.load_state_dict(_state(config, weights))

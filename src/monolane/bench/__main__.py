@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from monolane.bench import lengths, load, peers, picture, record, report, run, shapes, show, trace_run
+from monolane.bench import asked_file, lengths, load, peers, picture, record, report, run, shapes, show, trace_run
 from monolane.errors import MonolaneError
 from monolane.model.progress import Silent
 
@@ -99,7 +99,7 @@ def _trace(asked: argparse.Namespace) -> None:
 
 
 def _draw(asked: argparse.Namespace) -> None:
-    picture.check(asked.picture)
+    asked_file.check(asked.picture, "bench.png")
     _say(
         picture.draw(
             [result for result in report.results(asked.results) if result["model"] == asked.model], asked.picture

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from monolane.bench import (
+    asked_file,
     ceiling_cpu,
     ceiling_gpu,
     ceiling_latency_gpu,
@@ -23,7 +24,6 @@ from monolane.bench import (
 )
 from monolane.bench.ceiling_result import Ceiling, Host, Read
 from monolane.errors import MonolaneError, ResourceError, UsageError
-from monolane.model.cache import atomic_write
 from monolane.target.cuda.opening import find_gpu, required_gpu
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -53,13 +53,8 @@ class How:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise UsageError(f"There is no device {self.device!r} to measure.", f"Choose one of: {', '.join(DEVICES)}.")
-        for path, ending in ((self.out, ".json"), (self.picture, ".svg")):
-            if path is None:
-                continue
-            if path.suffix.lower() != ending:
-                raise UsageError(f"{path} does not end in {ending}.", f"Choose a name such as ceiling{ending}.")
-            if not path.parent.is_dir() or path.is_dir():
-                raise UsageError(f"{path} is no place for a file.", "Choose a file in a folder that exists.")
+        asked_file.check(self.out, "ceiling.json")
+        asked_file.check(self.picture, "ceiling.svg")
 
 
 def run(how: How, say: Say) -> dict[str, Any]:
@@ -71,9 +66,9 @@ def run(how: How, say: Say) -> dict[str, Any]:
     except ResourceError as error:  # the result is there all the same
         say(f"not kept for other commands: {error}")
     if how.out is not None:
-        _write(how.out, json.dumps(result, indent=2) + "\n")
+        asked_file.write(how.out, json.dumps(result, indent=2) + "\n")
     if how.picture is not None:
-        _write(how.picture, ceiling_picture.text(result))
+        asked_file.write(how.picture, ceiling_picture.text(result))
     return result
 
 
@@ -109,14 +104,6 @@ def _result(found: Ceiling, method: str, machine: dict[str, Any], packages: tupl
         "versions": record.versions("numpy", *packages),
         "command": record.command(),
     }
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with atomic_write(path) as file:
-            file.write(text.encode())
-    except (OSError, ResourceError) as error:
-        raise ResourceError(f"{path} cannot be written.", "Choose a file in a folder you can write to.") from error
 
 
 def shown(result: dict[str, Any], as_json: bool) -> str:

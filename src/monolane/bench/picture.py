@@ -7,18 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from monolane.errors import UsageError
 from monolane.program.inspect import COLOURS, OTHER_COLOUR
 
 Result = dict[str, Any]
-
-
-def check(path: Path) -> None:
-    """UsageError where no picture can be written there."""
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"{path} does not end in .png.", "Choose a name such as bench.png.")
-    if not path.parent.is_dir() or path.is_dir():
-        raise UsageError(f"{path} is no place for a file.", "Choose a file in a folder that exists.")
 
 
 def draw(results: Sequence[Result], path: Path) -> str:

@@ -9,7 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from monolane.bench import accuracy, contexts, decode, lengths, peers, picture, record, server, stages, trace_run
+from monolane.bench import (
+    accuracy,
+    asked_file,
+    contexts,
+    decode,
+    lengths,
+    peers,
+    picture,
+    record,
+    server,
+    stages,
+    trace_run,
+)
 from monolane.bench import subject as subjects
 from monolane.bench import workflow as workflows
 from monolane.bench.decode import Lengths
@@ -52,8 +64,7 @@ class How:
             raise UsageError(f"--workflow is {self.workflow}.", f"Choose between 1 and {MOST_TOKENS} tokens.")
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"{self.out} is a file.", "Results go to a folder: choose another with --out.")
-        if self.picture is not None:
-            picture.check(self.picture)
+        asked_file.check(self.picture, "bench.png")
 
     @property
     def command(self) -> str:

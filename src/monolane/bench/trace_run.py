@@ -11,10 +11,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.bench import perfetto, trace_picture
+from monolane.bench import asked_file, perfetto, trace_picture
 from monolane.bench.trace import Trace, report
-from monolane.errors import ResourceError, UsageError
-from monolane.model.cache import atomic_write
+from monolane.errors import UsageError
 from monolane.model.config import ModelConfig
 from monolane.model.progress import Progress
 from monolane.model.weights import Weights
@@ -56,13 +55,8 @@ class How:
     def __post_init__(self) -> None:
         if not 1 <= self.tokens <= MOST_TOKENS:
             raise UsageError(f"{self.tokens} tokens cannot be traced.", f"Choose between 1 and {MOST_TOKENS}.")
-        for path, ending in ((self.out, ".json"), (self.picture, ".svg")):
-            if path is None:
-                continue
-            if path.suffix.lower() != ending:
-                raise UsageError(f"{path} does not end in {ending}.", f"Choose a name such as trace{ending}.")
-            if not path.parent.is_dir() or path.is_dir():
-                raise UsageError(f"{path} is no place for a file.", "Choose a file in a folder that exists.")
+        asked_file.check(self.out, "trace.json")
+        asked_file.check(self.picture, "trace.svg")
 
 
 def run(name: str, config: ModelConfig, weights: Weights, how: How, progress: Progress) -> str:
@@ -70,7 +64,7 @@ def run(name: str, config: ModelConfig, weights: Weights, how: How, progress: Pr
     trace = measure(name, config, weights, how, progress)
     for path, text in ((how.out, perfetto.text), (how.picture, trace_picture.text)):
         if path is not None:
-            _write(path, text(trace))
+            asked_file.write(path, text(trace))
     return report(trace)
 
 
@@ -111,11 +105,3 @@ def _answer(target: Target, prompt: list[int]) -> list[Token]:
         if time.monotonic() - begin > LONGEST_RUN_S and len(made) >= FEWEST_TOKENS:
             run.abort()
     return made
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with atomic_write(path) as file:
-            file.write(text.encode())
-    except (OSError, ResourceError) as error:
-        raise ResourceError(f"{path} cannot be written.", "Choose a file in a folder you can write to.") from error

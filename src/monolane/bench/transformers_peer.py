@@ -61,9 +61,8 @@ class TransformersPeer:
             torch.cuda.empty_cache()
 
 
-def _model(config: ModelConfig, device: str) -> Any:
-    """An empty one, in bf16."""
-    import torch
+def settings_of(config: ModelConfig) -> tuple[str, Any]:
+    """A config in the words of transformers, and the name of its model there."""
     import transformers
 
     windows = {window for window in config.windows if window}
@@ -88,6 +87,15 @@ def _model(config: ModelConfig, device: str) -> Any:
         **({"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias} if config.family == "llama" else {}),
         **({"use_sliding_window": True, "sliding_window": windows.pop(), "layer_types": kinds} if windows else {}),
     )
+    return name, settings
+
+
+def _model(config: ModelConfig, device: str) -> Any:
+    """An empty one, in bf16."""
+    import torch
+    import transformers
+
+    name, settings = settings_of(config)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
