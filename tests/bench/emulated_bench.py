@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emulated_context import EmulatedMemory
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.machine import vector_level
 from monolane.target.cuda import jit
@@ -47,34 +47,11 @@ def compile_emulated(source: str, _architecture: str) -> SimpleNamespace:
     return SimpleNamespace(cubin=source.replace("ptx.cuh", "emulate.hpp"))
 
 
-class EmulatedContext:
-    """The twin of ``driver.Context``. A launch runs in a thread of its own, as a GPU runs beside the host."""
+class EmulatedContext(EmulatedMemory):
+    """For the kernels of the bench, which come as source."""
 
     def __init__(self, _device: object) -> None:
-        self._memory: dict[int, NDArray[np.uint8]] = {}
-        self._thread: threading.Thread | None = None
-
-    def enter(self) -> None: ...
-
-    def free_memory(self) -> int:
-        return 64 << 20
-
-    def allocate(self, size: int) -> int:
-        buffer = np.zeros(size + 512, np.uint8)
-        address = int(-(-buffer.ctypes.data // 256) * 256)
-        self._memory[address] = buffer
-        return address
-
-    host_memory = allocate
-
-    def write(self, address: int, data: NDArray[np.generic]) -> None:
-        ctypes.memmove(address, data.ctypes.data, data.nbytes)
-
-    def download(self, address: int, into: NDArray[np.generic]) -> None:
-        ctypes.memmove(into.ctypes.data, address, into.nbytes)
-
-    def clear(self, address: int, size: int) -> None:
-        ctypes.memset(address, 0, size)
+        super().__init__()
 
     def load(self, cubin: str, _shared_bytes: int) -> EmulatedKernel:
         return EmulatedKernel(cubin)
@@ -82,13 +59,5 @@ class EmulatedContext:
     def launch(
         self, kernel: EmulatedKernel, blocks: int, threads: int, shared_bytes: int, given: ctypes.Structure
     ) -> None:
-        assert not self.running()
-        how = (type(given).from_buffer_copy(given), blocks, threads, shared_bytes)
-        self._thread = threading.Thread(target=kernel.run, args=how)
-        self._thread.start()
-
-    def running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def close(self) -> None:
-        self._memory.clear()
+        mine = type(given).from_buffer_copy(given)
+        self.start(lambda: kernel.run(mine, blocks, threads, shared_bytes))

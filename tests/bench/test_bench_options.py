@@ -71,3 +71,4 @@ def test_the_command_measures_the_same_again_and_keeps_the_key_to_itself() -> No
     assert how.command == "monolane bench 'm n' --server http://h:1/v1 --context 0,8k --rounds 2"
     assert "secret" not in repr(how)
     assert How(shape="s", workflow=50).command == "monolane bench --shape s --workflow 50"
+    assert How(shape="s", peers=()).command == "monolane bench --shape s --rounds 5 --peers none"

@@ -77,7 +77,8 @@ class How:
         words += ["--context", ",".join(map(lengths.spelled, self.contexts))] if self.contexts else []
         words += ["--tokens", str(self.tokens)] if self.tokens else []
         words += ["--workflow", str(self.workflow)] if self.workflow else ["--rounds", str(self.rounds)]
-        words += ["--peers", ",".join(self.peers)] if self.peers else []
+        if self.server is None and self.workflow is None:
+            words += ["--peers", ",".join(self.peers) or "none"]  # all of them is what one gets without a word
         return shlex.join(["monolane", "bench", *words])
 
 

@@ -1,0 +1,52 @@
+"""The twin of ``driver.Context`` without a GPU: memory of this process, launches in a thread of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class EmulatedMemory:
+    """The calls of the driver that do not depend on what a kernel is."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, NDArray[np.uint8]] = {}
+        self._thread: threading.Thread | None = None
+
+    def enter(self) -> None: ...
+
+    def free_memory(self) -> int:
+        return 64 << 20
+
+    def allocate(self, size: int) -> int:
+        buffer = np.zeros(size + 512, np.uint8)
+        address = int(-(-buffer.ctypes.data // 256) * 256)
+        self._memory[address] = buffer
+        return address
+
+    host_memory = allocate
+
+    def write(self, address: int, data: NDArray[np.generic]) -> None:
+        ctypes.memmove(address, data.ctypes.data, data.nbytes)
+
+    def download(self, address: int, into: NDArray[np.generic]) -> None:
+        ctypes.memmove(into.ctypes.data, address, into.nbytes)
+
+    def clear(self, address: int, size: int) -> None:
+        ctypes.memset(address, 0, size)
+
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self) -> None:
+        self._memory.clear()
+
+    def start(self, run: Callable[[], None]) -> None:
+        """As a GPU runs: beside the host."""
+        assert not self.running()
+        self._thread = threading.Thread(target=run, name="emulated launch")
+        self._thread.start()
