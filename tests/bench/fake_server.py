@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import repeat
 from typing import Any
 
 ANSWER = "abcdefghijklmnopqrstuvwxyz"  # one token per letter, over and over
@@ -25,6 +26,8 @@ class Habits:
     usage: bool = True
     key: str | None = None
     breaks: str = ""  # what is sent in place of the end
+    template: int = 0  # tokens that a prompt has before its words
+    answers: Iterator[str] = field(default_factory=lambda: repeat(ANSWER))  # one for each request
     models: Any = field(default_factory=lambda: {"data": [{"id": "fake"}]})
     prompt_s: float = 0.25
     token_s: float = 0.002
@@ -62,11 +65,11 @@ def fake_server(habits: Habits) -> Iterator[str]:
             self.send_response(200)
             self.end_headers()
             habits.clock_s += habits.prompt_s
-            sent, turn, count = 0, 0, habits.made(body)
+            sent, turn, count, answer = 0, 0, habits.made(body), next(habits.answers)
             while sent < count:
                 size = min(habits.pieces[turn % len(habits.pieces)], count - sent)
                 habits.clock_s += size * habits.token_s
-                text = "".join(ANSWER[place % len(ANSWER)] for place in range(sent, sent + size))
+                text = "".join(answer[place % len(answer)] for place in range(sent, sent + size))
                 part = {"delta": {"content": text}} if "messages" in body else {"text": text}
                 self.event({"choices": [{"index": 0, **part}]})
                 sent, turn = sent + size, turn + 1
@@ -76,7 +79,9 @@ def fake_server(habits: Habits) -> Iterator[str]:
             if habits.usage:
                 prompt = body.get("prompt") or body["messages"][0]["content"]
                 tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
-                self.event({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": count}})
+                self.event(
+                    {"choices": [], "usage": {"prompt_tokens": habits.template + tokens, "completion_tokens": count}}
+                )
             self.wfile.write(b"data: [DONE]\n\n")
 
         def event(self, body: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ def test_peers_are_all_none_or_named() -> None:
         ({"tokens": 1}, "between two tokens"),
         ({"tokens": 1 << 30}, "--tokens"),
         ({"workflow": 0}, "--workflow is 0"),
+        ({"workflow": 9, "contexts": (2048, 4096)}, "one length"),
         ({"server": "http://x", "shape": "llama-3.2-1b"}, "Leave --shape"),
         ({"server": "http://x", "workflow": 100}, "--workflow"),
         ({"out": Path(__file__)}, "is a file"),

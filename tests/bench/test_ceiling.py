@@ -191,6 +191,24 @@ def test_the_latest_ceiling_of_this_machine_is_kept(cache: Path) -> None:
         assert ceiling_store.stored("cpu") == speed
     assert len(list((cache / "ceilings").iterdir())) == 1
     assert ceiling_store.latest("cpu") is not None
+    assert ceiling_store.stored_handoff_us("cpu") == FOUND.waits[0].us
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        None,
+        "hand-off",
+        [7, {"what": "hand-off", "streaming_bytes": 4096, "us": 3.0}],
+        [{"what": "hand-off", "streaming_bytes": 0, "us": "soon"}],
+        [{"what": "hand-off", "streaming_bytes": 0, "us": -1.0}],
+    ],
+)
+def test_a_file_that_says_nothing_of_hand_offs_counts_as_none(cache: Path, waits: object) -> None:
+    assert ceiling_store.stored_handoff_us("cpu") is None
+    ceiling_store.keep({**result_of_this_cpu(20e9), "waits": waits})
+    assert ceiling_store.stored("cpu") == 20e9
+    assert ceiling_store.stored_handoff_us("cpu") is None
 
 
 def test_auto_is_the_gpu_where_there_is_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,7 @@ def test_energy_is_that_of_the_queues(subject: Subject) -> None:
 def test_peers_are_measured_by_the_same_difference(subject: Subject, target: MadeUpTarget) -> None:
     result = measured(subject, around(), MadeUpPeer(target, 0.0015))
     assert result["peers"]["slow"]["us_per_token"] == pytest.approx(1500)
+    assert result["peers"]["slow"]["first_token_ms"] == pytest.approx(3001.5)  # with its prompt, as ours
     assert result["peers"]["slow"]["ours_is_faster_by"] == pytest.approx(2.5)
 
 
@@ -194,6 +195,12 @@ def test_results_are_shown_as_text_and_as_a_table(subject: Subject, target: Made
     for words in ("600.0 µs/token, 1,666.7 tok/s", "p99 600.0", "80.0% of the measured ceiling", "66.7% of nominal"):
         assert words in shown
     assert "vllm                  skipped: the package is not installed" in shown
+    ours, theirs = (
+        next(line.split() for line in shown.splitlines() if line.startswith(f"  {name} "))
+        for name in ("Monolane", "torch.compile")
+    )
+    assert ours == ["Monolane", "600.0", "1,666.7", "33.60"]
+    assert theirs == ["torch.compile", "1,500.0", "666.7", "3,001.50", "2.50", "x", "as", "fast"]
     assert shown.index("accuracy") < shown.index("decode")
     assert "| smollm2-135m bf16 | H200 | 600 |" in report.table([result])
 

@@ -59,9 +59,17 @@ def test_the_first_token_is_that_of_a_prompt_it_has_not_seen(habits: Habits, tmp
     assert result["first_token_ms"]["128"]["host"] == pytest.approx(252)
     assert result["prompt_tokens"] == 128
     prompts = [body["prompt"] for body in habits.bodies]
-    # Each round: one that is new and then asked twice more, and a queue of two; before them, one to count words.
-    assert len(prompts) == 1 + 2 * (3 + 2)
-    assert len({prompt.split()[0] for prompt in prompts}) == 1 + 2 * (1 + 2)
+    # Each round: one that is new and then asked twice more, and a queue of two; before them, two to count words.
+    assert len(prompts) == 2 + 2 * (3 + 2)
+    assert len({prompt.split()[0] for prompt in prompts}) == 2 + 2 * (1 + 2)
+
+
+def test_an_answer_that_begins_otherwise_is_told(habits: Habits, tmp_path: Path) -> None:
+    habits.answers = iter(("xyz", ANSWER) * 100)
+    with fake_server(habits) as url:
+        result = measured(url, tmp_path)
+    assert result["accuracy"]["consistent"] is False
+    assert "it was NOT" in show.text([result])
 
 
 def test_an_answer_that_ends_early_is_divided_by_the_tokens_it_has(habits: Habits, tmp_path: Path) -> None:
@@ -73,10 +81,12 @@ def test_an_answer_that_ends_early_is_divided_by_the_tokens_it_has(habits: Habit
     assert "ends where the model ends" in result["device"]
 
 
-def test_contexts_are_filled_by_prompts_of_that_length(habits: Habits, tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", [0, 40])
+def test_contexts_are_filled_by_prompts_of_that_length(habits: Habits, tmp_path: Path, template: int) -> None:
+    habits.template = template
     with fake_server(habits) as url:
         result = measured(url, tmp_path, contexts=(0, 1024))
-    assert [point["context"] for point in result["points"]] == [1, 1024]
+    assert [point["context"] for point in result["points"]] == [1 + template, 1024]
     assert [point["us_per_token"] for point in result["points"]] == [pytest.approx(2000)] * 2
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -69,6 +70,16 @@ class Ceiling:
             "streaming": self.streaming,
             "measured_in_s": self.seconds,
         }
+
+
+def idle_handoff_us(result: Mapping[str, Any]) -> float | None:
+    """What a hand-off takes while memory is idle; None where a result, perhaps from elsewhere, does not say."""
+    waits = result.get("waits")
+    for wait in waits if isinstance(waits, list) else ():
+        if isinstance(wait, dict) and wait.get("what") == HANDOFF and wait.get("streaming_bytes") == 0:
+            us = wait.get("us")
+            return float(us) if isinstance(us, int | float) and 0 < us < math.inf else None
+    return None
 
 
 def text(result: dict[str, Any]) -> str:

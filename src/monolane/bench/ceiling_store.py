@@ -8,7 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from monolane.bench.record import processor_name
+from monolane.bench.ceiling_result import idle_handoff_us
+from monolane.bench.record import cpu_title, processor_name
 from monolane.model.cache import atomic_write, cache_root
 from monolane.target.cpu.machine import processors
 from monolane.target.cuda.opening import find_gpu
@@ -23,6 +24,11 @@ def stored(device: str) -> float | None:
     """
     found = latest(device)
     return None if found is None else float(found["ceiling_bytes_per_s"])
+
+
+def stored_handoff_us(device: str) -> float | None:
+    """What a hand-off takes there while memory is idle; None where nobody has measured."""
+    return idle_handoff_us(latest(device) or {})
 
 
 def latest(device: str) -> dict[str, Any] | None:
@@ -59,7 +65,7 @@ def _machine(device: str) -> str | None:
         gpu = find_gpu()
         if gpu is not None:
             return f"{gpu.name}, {gpu.processors} multiprocessors, driver {_driver_version()}"
-    return None if device == "cuda" else f"{processor_name()}, {len(processors())} cores"
+    return None if device == "cuda" else cpu_title(processor_name(), len(processors()))
 
 
 def _driver_version() -> int:

@@ -92,7 +92,8 @@ def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengt
     row["throughput"] = drained.tokens / drained.seconds
     for peer in tuple(found.peers):
         try:
-            row[peer.name] = peers.decode_us(peer, prompt, lengths.tokens)
+            times = peers.measure(peer, prompt, lengths.tokens)
+            row |= {peer.name: times.us_per_token, _first_token_of(peer): times.first_token_ms}
         except Exception as error:  # it must not take our own result along
             found.peers.remove(peer)
             found.failed[peer.name] = peers.reason(error)
@@ -143,6 +144,7 @@ def _result(subject: Subject, around: Surroundings, found: Rounds, lengths: Leng
         "peers": {
             peer.name: {
                 "us_per_token": found.median(peer.name),
+                "first_token_ms": found.median(_first_token_of(peer)),
                 "ours_is_faster_by": median(row[peer.name] / row["us_per_token"] for row in found.rows),
                 "what": peer.what,
             }
@@ -153,6 +155,10 @@ def _result(subject: Subject, around: Surroundings, found: Rounds, lengths: Leng
         "method": METHOD,
         "rounds": found.rows,
     }
+
+
+def _first_token_of(peer: peers.Peer) -> str:
+    return f"{peer.name}: first_token_ms"
 
 
 def _energy(found: Rounds) -> float | None:

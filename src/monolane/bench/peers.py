@@ -133,11 +133,18 @@ def reason(error: Exception) -> str:
     return text.splitlines()[0][:200]
 
 
-def decode_us(peer: Peer, prompt: Sequence[int], tokens: int) -> float:
-    """Microseconds per token, by the same difference as ours."""
+@dataclass(frozen=True)
+class Times:
+    """Of one peer in one round, by the host's clock."""
+
+    us_per_token: float  # by the same difference as ours
+    first_token_ms: float  # to the end of a request for one token, as ours
+
+
+def measure(peer: Peer, prompt: Sequence[int], tokens: int) -> Times:
     _, one = timing.timed(lambda: peer.ask(prompt, 1))
     _, many = timing.timed(lambda: peer.ask(prompt, tokens))
-    return timing.difference_us(one, many, tokens)
+    return Times(timing.difference_us(one, many, tokens), one * 1e3)
 
 
 def _warm(peer: Peer) -> Peer:

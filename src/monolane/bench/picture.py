@@ -37,14 +37,15 @@ def _contexts(axis: Any, result: Result) -> None:
     """The dashed line is what reading the longer cache at the ceiling would leave of the first speed."""
     points = result["points"]
     places = range(len(points))
-    axis.plot(places, [1e6 / point["us_per_token"] for point in points], "o-", color="#1f77b4", label="measured")
+    speeds = [1e6 / point["us_per_token"] for point in points]
+    axis.plot(places, speeds, "o-", color="#1f77b4", label="measured")
     if all("ideal_growth_us" in point for point in points):
         first = points[0]["us_per_token"]
         ideal = [1e6 / (first + point["ideal_growth_us"]) for point in points]
         axis.plot(places, ideal, "--", color="#7f7f7f", label="growth at the read ceiling")
         axis.legend(frameon=False)
     axis.set_xticks(places, [f"{point['context']:,}" for point in points])
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.1 * max(speeds))
     axis.set_xlabel("tokens in the cache")
     axis.set_ylabel("tokens per second")
     axis.set_title(f"{result['model']}, {result['device'].split(',')[0]}", fontsize=10)

@@ -102,6 +102,11 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def cpu_title(processor: object, cores: object) -> str:
+    """What a CPU is told from others by."""
+    return f"{processor}, {cores} cores"
+
+
 def _commit() -> str | None:
     asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:

@@ -7,7 +7,6 @@ in fp32, and one that is rounded to bf16 after every operation, as most people r
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,12 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from monolane.bench import blas
 from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights, from_bf16, to_bf16
+from monolane.target.cpu.machine import processors
 
 Floats = NDArray[np.float32]
 EXACT, ROUNDED = 0, 1  # the first axis of every array of activations
-BLOCK_ELEMENTS = 1 << 20  # of a matrix, widened at a time by each thread: it stays near the processor
+BLOCK_ELEMENTS = 1 << 19  # of a matrix, widened at a time by each thread: 2 MiB stay near the processor
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Readings:
 
 def read(config: ModelConfig, weights: Weights, tokens: Sequence[int]) -> Readings:
     """Both readings of a text, from an empty cache."""
-    with ThreadPoolExecutor(os.cpu_count() or 1, "reference") as pool:
+    with blas.one_thread(), ThreadPoolExecutor(len(processors()), "reference") as pool:
         return _Reader(config, weights, pool).read(tokens)
 
 
@@ -56,15 +57,18 @@ class _Reader:
 
     def _projected(self, name: str, x: Floats, bias: bool = False) -> Floats:
         rows, cols = self._weights.shape(name)
-        out = np.empty((2, x.shape[1], rows), np.float32)
+        both = x.reshape(-1, cols)  # all tokens of both readings: the weights are looked at once
+        out = np.empty((len(both), rows), np.float32)
         step = max(1, BLOCK_ELEMENTS // cols)
 
         def block(start: int) -> None:
             stop = min(start + step, rows)
-            out[..., start:stop] = x @ from_bf16(self._weights.rows(name, start, stop)).T
+            out[:, start:stop] = both @ from_bf16(self._weights.rows(name, start, stop)).T
 
         list(self._pool.map(block, range(0, rows, step)))
-        return rounded(out + self._weights.vector(f"{name}.bias") if bias else out)
+        if bias:
+            out += self._weights.vector(f"{name}.bias")
+        return rounded(out.reshape(2, -1, rows))
 
     def _normed(self, name: str, x: Floats) -> Floats:
         scale = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True, dtype=np.float32) + np.float32(self._config.norm_eps))

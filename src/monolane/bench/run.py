@@ -64,6 +64,8 @@ class How:
             raise UsageError(f"--workflow is {self.workflow}.", f"Choose between 1 and {MOST_TOKENS} tokens.")
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"{self.out} is a file.", "Results go to a folder: choose another with --out.")
+        if self.workflow is not None and len(self.contexts) > 1:
+            raise UsageError("A workflow has one length of conversation.", "Give --context one number.")
         asked_file.check(self.picture, "bench.png")
 
     @property
@@ -138,6 +140,7 @@ def _judged(subject: Subject, say: Say) -> dict[str, Any]:
     """Before anything is timed."""
     model = subject.model
     prompt = subject.prompt(accuracy.PROMPT_TOKENS)
+    say("accuracy: beside an fp32 reading of the same weights")
     verdict = accuracy.require(accuracy.judge(model.config, model.weights, subject.target, prompt))
     say(f"accuracy: {verdict}")
     return verdict.to_dict()

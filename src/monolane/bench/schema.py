@@ -29,7 +29,7 @@ KINDS: dict[str, Schema] = {
         **STREAM,
         "us_per_token": NUMBER,
         "fraction_of_ceiling": NUMBER,
-        "peers": {"*": {"us_per_token": NUMBER, "ours_is_faster_by": NUMBER}},
+        "peers": {"*": {"us_per_token": NUMBER, "ours_is_faster_by": NUMBER, "first_token_ms?": NUMBER}},
         "peers_skipped?": {"*": str},
         "us_per_token_device?": NUMBER,
         "token_gaps_us?": {"p50": NUMBER, "p99": NUMBER, "*": NUMBER},

@@ -13,7 +13,7 @@ from monolane.bench.server_client import Client, Heard
 from monolane.errors import UsageError
 
 WORDS = ("stone", "river", "letter", "garden", "winter", "copper", "window", "mountain", "yellow", "paper", "engine")
-PROBE_WORDS = 32
+PROBES = (1, 65)  # words
 LENGTHS = Lengths((128,), 256, 2)
 
 METHOD = (
@@ -30,11 +30,11 @@ class _Prompts:
 
     def __init__(self, client: Client) -> None:
         self._dice = random.Random()
-        probed = client.ask(self._text(PROBE_WORDS), 1)
-        self._per_word = max(probed.prompt_tokens, 1) / PROBE_WORDS
+        self._least, more = (client.ask(self._text(words), 1).prompt_tokens for words in PROBES)
+        self._per_word = max(more - self._least, 1) / (PROBES[1] - PROBES[0])
 
     def fresh(self, tokens: int) -> str:
-        return self._text(max(1, round(tokens / self._per_word)))
+        return self._text(1 + max(0, round((tokens - self._least) / self._per_word)))
 
     def _text(self, words: int) -> str:
         return " ".join([str(self._dice.randrange(10**8)), *self._dice.choices(WORDS, k=words - 1)])

@@ -18,10 +18,9 @@ def _decode(result: Result) -> Iterator[str]:
     yield f"{result['model']} {result['dtype']}, {result['device']}, weights {result['weights']}"
     yield from _accuracy(result)
     gaps = result["token_gaps_us"]
-    yield _line(
-        "decode", f"{_speed(result['us_per_token'])} by the host, {result['us_per_token_device']:,.1f} µs/token"
-    )
-    yield _line("", f"by the device: p50 {gaps['p50']:,.1f}, p90 {gaps['p90']:,.1f}, p99 {gaps['p99']:,.1f} µs")
+    yield _line("decode", f"{_speed(result['us_per_token'])} by the host's clock")
+    spread = ", ".join(f"{share} {us:,.1f}" for share, us in gaps.items())
+    yield _line("", f"{result['us_per_token_device']:,.1f} µs/token by the device's; between two tokens: {spread} µs")
     for prompt, found in result["first_token_ms"].items():
         times = f"{found['host']:,.2f} ms by the host, {found['device']:,.2f} by the device"
         yield _line("first token", f"{times}, after {int(prompt):,} tokens")
@@ -39,10 +38,21 @@ def _decode(result: Result) -> Iterator[str]:
     )
     energy = result["energy_j_per_token"]
     yield _line("energy", "not known here" if energy is None else f"{energy * 1e3:,.1f} mJ/token over the queue")
-    for name, peer in result["peers"].items():
-        yield _line(name, f"{_speed(peer['us_per_token'])}; ours is faster by {peer['ours_is_faster_by']:.2f}")
+    if result["peers"]:
+        yield from _beside(result)
     for name, reason in result["peers_skipped"].items():
         yield _line(name, f"skipped: {reason}")
+
+
+def _beside(result: Result) -> Iterator[str]:
+    """Ours and others, of the same rounds."""
+    first = next(iter(result["first_token_ms"].values()))
+    ours = {"us_per_token": result["us_per_token"], "first_token_ms": first["host"]}
+    yield f"  {'in the same rounds':22}{'µs/token':>12}{'tok/s':>10}{'first token, ms':>17}{'Monolane is':>16}"
+    for name, found in {"Monolane": ours, **result["peers"]}.items():
+        us, faster = found["us_per_token"], found.get("ours_is_faster_by")
+        times = f"{faster:.2f} x as fast" if faster else ""
+        yield f"  {name:22}{us:12,.1f}{1e6 / us:10,.1f}{found['first_token_ms']:17,.2f}{times:>16}".rstrip()
 
 
 def _context(result: Result) -> Iterator[str]:
@@ -77,14 +87,16 @@ def _workflow(result: Result) -> Iterator[str]:
 
 def _server(result: Result) -> Iterator[str]:
     yield f"{result['model']}, {result['device']}"
-    yield _line("accuracy", f"{result['accuracy']['verdict']}: {result['accuracy']['why']}")
+    found = result["accuracy"]
+    begins = "it was" if found["consistent"] else "it was NOT"
+    yield _line("accuracy", f"{found['verdict']}: {found['why']}; {begins}")
     yield _line("decode", f"{_speed(result['us_per_token'])}, answers of {result['tokens']:,.0f} tokens")
     for found in result["first_token_ms"].values():
         yield _line("first token", f"{found['host']:,.2f} ms, after {result['prompt_tokens']:,.0f} tokens")
     queue = result["throughput"]
     yield _line("throughput", f"{queue['tokens_per_second']:,.1f} tok/s over {queue['requests']} requests")
     for point in result["points"]:
-        yield _line("", f"{_speed(point['us_per_token'])} with {point['context']:,} tokens in the cache")
+        yield _line("context", f"{_speed(point['us_per_token'])} with {point['context']:,} tokens in the cache")
 
 
 def _accuracy(result: Result) -> Iterator[str]:

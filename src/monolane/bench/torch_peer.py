@@ -24,7 +24,8 @@ class TorchPeer:
             raise PeerMissingError("PyTorch sees no GPU")
         from monolane.bench.torch_model import Decoder, fill
 
-        self.what = f"torch {torch.__version__}, max-autotune, CUDA graphs, a cache of {wanted.context} positions"
+        how = f"max-autotune, CUDA graphs, a cache of {wanted.context} positions, prompts token by token"
+        self.what = f"torch {torch.__version__}, {how}"
         if hasattr(torch._inductor.config, "autotune_num_choices_displayed"):  # not in every version
             torch._inductor.config.autotune_num_choices_displayed = 0  # pages of tables otherwise
         default = torch.get_default_dtype()

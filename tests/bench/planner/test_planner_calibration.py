@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ def test_a_machine_without_results_borrows_those_of_its_kind_and_says_so() -> No
     assert measured_ceiling(MACHINES["MI300X"], results) is None
 
 
+def test_hand_offs_of_another_machine_are_carried_over_by_what_both_ceilings_found() -> None:
+    results = [replace(result_of(model, TRUTH), handoff_us=1.4) for model in MODELS]
+    own, other = (calibrate(machine, results, 2.1) for machine in (H200, MACHINES["H100"]))
+    assert other.latencies.handoff_us == pytest.approx(1.5 * own.latencies.handoff_us)
+    assert (own.carried, other.carried) == (None, pytest.approx(1.5))
+    assert own.latencies == calibrate(H200, results).latencies  # its own results know better
+    assert calibrate(MACHINES["H100"], [result_of(model, TRUTH) for model in MODELS], 2.1).carried is None
+
+
 def decode(**changes: Any) -> dict[str, Any]:
     return {
         "benchmark": "decode",
@@ -99,6 +109,7 @@ def test_results_are_read_and_what_is_not_one_is_passed_over(tmp_path: Path) -> 
         "g": decode(benchmark="load"),
         "h": ["no", "object"],
         "i": decode(ceiling_bytes_per_s=None),
+        "k": decode(benchmark="ceiling", waits=[7, {"what": "hand-off", "streaming_bytes": 0, "us": 1.4}]),
     }
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -111,6 +122,7 @@ def test_results_are_read_and_what_is_not_one_is_passed_over(tmp_path: Path) -> 
         ("c.json", 625.0, "Some CPU, 2 cores"),
     ]
     assert found[2].work[0].cache > found[1].work[0].cache == 0
+    assert [result.handoff_us for result in found] == [1.4, 1.4, 1.4, None]
     assert read_results(tmp_path / "nowhere") == []
 
 

@@ -14,6 +14,7 @@ from monolane.bench import ceiling_store
 from monolane.bench.planner import here
 from monolane.bench.planner.catalogue import CATALOGUE
 from monolane.bench.planner.machines import MACHINES
+from monolane.bench.record import RESULTS
 from monolane.target.cuda.driver import Device
 
 
@@ -154,6 +155,40 @@ def test_this_machine_needs_its_ceiling(plan: Plan, monkeypatch: pytest.MonkeyPa
     assert found["nominal_bytes_per_s"] is None
     assert found["machine"]["memory_bytes"] == 8 * 10**9
     assert plan("llama-3.1-8b", "--on", "this")[0] == 6  # 16 GB do not fit
+
+
+def test_results_of_this_cpu_are_its_own(plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(here, "available_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(ceiling_store, "stored", lambda device: 20e9 if device == "cpu" else None)
+    monkeypatch.setattr(here, "processor_name", lambda: "Some CPU")
+    monkeypatch.setattr(here, "processors", lambda: (0, 2, 4))
+    RESULTS.mkdir(parents=True)
+    result = {
+        "benchmark": "decode", "model": "smollm2-135m", "dtype": "bf16", "prompt_tokens": 128, "tokens": 64,
+        "us_per_token": 20e3, "ceiling_bytes_per_s": 20e9, "machine": {"processor": "Some CPU", "cores": 3},
+    }  # fmt: skip
+    (RESULTS / "mine.json").write_text(json.dumps(result))
+    found = plan.json("smollm2-135m", "--on", "this")
+    assert found["machine"]["name"] == "Some CPU, 3 cores"
+    assert "on Some CPU, 3 cores" in found["error_method"]
+    assert "taken from" not in found["error_method"]
+    assert "the latencies of CPU (taken from Some CPU" in plan.json("smollm2-135m", "--on", "CPU")["error_method"]
+
+
+def test_hand_offs_of_this_machine_are_those_its_ceiling_has_found(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100 here, and the repository's results of an H200 beside its ceiling."""
+    card = Device(None, "NVIDIA H100 80GB HBM3", 132, 232448, 80 * 10**9, (9, 0))
+    monkeypatch.setattr(here, "find_gpu", lambda: card)
+    monkeypatch.setattr(ceiling_store, "stored", lambda device: 3.2e12)
+    times = []
+    for us in (1.0, 3.0):
+        monkeypatch.setattr(ceiling_store, "stored_handoff_us", lambda device, us=us: us)
+        found = plan.json("smollm2-135m", "--on", "this")
+        times.append((found["latencies"]["handoff_us"], found["us_per_token"]))
+        assert "as 'monolane ceiling' found" in found["error_method"]
+    assert times[1][0] == pytest.approx(3 * times[0][0])
+    assert times[1][1] > times[0][1]
 
 
 def test_a_gpu_that_is_here_counts_with_what_was_measured_on_it(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

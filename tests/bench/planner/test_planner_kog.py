@@ -64,6 +64,7 @@ def test_the_table_has_every_number_and_explains_every_model(results: list[Resul
                 assert f" {number:,.0f} " in line
             assert one.ours.time.binds in line
     assert text.count("CONTRADICTION") == 1
+    assert "latencies of MI300X (taken from H200)" in " ".join(text.split())
 
 
 def test_explanations_follow_from_the_terms() -> None:
@@ -74,5 +75,8 @@ def test_explanations_follow_from_the_terms() -> None:
     )
     assert "ours is above the formula" in kog_report.explain(quick[0])
     for rows in slow:
-        assert "ours is below the formula" in kog_report.explain(rows)
+        said = kog_report.explain(rows)
+        for one in rows:
+            numbers = f"({one.ours.tokens_per_s:,.0f} against {one.formula:,.0f})"
+            assert f"On {one.node} ours is below the formula {numbers}" in said
         assert rows[0].ours.time.binds == "hand-offs"

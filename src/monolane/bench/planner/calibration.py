@@ -16,12 +16,13 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
+from monolane.bench.ceiling_result import idle_handoff_us
 from monolane.bench.planner.catalogue import CATALOGUE
 from monolane.bench.planner.latency import Lanes, Latencies, Step, steps, token_time
 from monolane.bench.planner.machines import Kind, Machine, known_gpu
 from monolane.bench.planner.precision import FORMATS, named
 from monolane.bench.planner.source import from_entry
-from monolane.bench.record import RESULTS
+from monolane.bench.record import RESULTS, cpu_title
 from monolane.model.settings import Settings
 from monolane.target.cuda.predict import HANDOFF_US, PAUSE_US
 
@@ -39,7 +40,10 @@ _ROUNDS, _FIRST_STRIDE = 24, 0.4
 
 @dataclass(frozen=True)
 class Result:
-    """One measured time, with what the model needs to predict it. ``ceiling``: as measured in the same run."""
+    """One measured time, with what the model needs to predict it. ``ceiling``: as measured in the same run.
+
+    ``handoff_us``: what ``monolane ceiling`` found on that machine, where its result is kept, too.
+    """
 
     source: str
     model: str
@@ -48,16 +52,21 @@ class Result:
     ceiling: float
     work: tuple[Step, ...]
     us: float
+    handoff_us: float | None = None
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """``error`` is relative; None where there is nothing to hold the model against. ``from_machine``: whose results."""
+    """``error`` is relative; None where there is nothing to hold the model against. ``from_machine``: whose results.
+
+    ``carried``: the factor by which hand-offs here are longer than there, where the results are another machine's.
+    """
 
     latencies: Latencies
     error: float | None
     results: tuple[Result, ...]
     from_machine: str | None
+    carried: float | None = None
 
 
 def results_folder() -> Path:
@@ -68,6 +77,7 @@ def results_folder() -> Path:
 def read_results(folder: Path) -> list[Result]:
     """All results the model can be held against: decode times of models it knows. Others are passed over."""
     found: list[Result] = []
+    handoffs: dict[str, float | None] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text())
@@ -75,7 +85,9 @@ def read_results(folder: Path) -> list[Result]:
             continue
         if isinstance(content, dict):
             found += _results_of(path.name, content)
-    return found
+            if content.get("benchmark") == "ceiling" and (machine := _machine_of(content)) is not None:
+                handoffs[machine[0]] = idle_handoff_us(content)
+    return [replace(result, handoff_us=handoffs.get(result.machine)) for result in found]
 
 
 def _results_of(name: str, content: dict[str, object]) -> Iterator[Result]:
@@ -110,7 +122,7 @@ def _machine_of(content: dict[str, object]) -> tuple[str, Kind] | None:
     if not isinstance(machine, dict):
         return None
     if "gpu" not in machine:
-        return f"{machine.get('processor')}, {machine.get('cores')} cores", "cpu"
+        return cpu_title(machine.get("processor"), machine.get("cores")), "cpu"
     name = machine["gpu"].get("name") if isinstance(machine["gpu"], dict) else None
     known = known_gpu(str(name))
     return (known.name, known.kind) if known else None
@@ -121,15 +133,25 @@ def _positive(value: object) -> float | None:
     return float(value) if usable and isinstance(value, int | float) else None
 
 
-def calibrate(machine: Machine, results: Sequence[Result]) -> Calibration:
-    """By this machine's own results; where there are none, by those of the machine of its kind with the most."""
+def calibrate(machine: Machine, results: Sequence[Result], handoff_us: float | None = None) -> Calibration:
+    """By this machine's own results; where there are none, by those of the machine of its kind with the most.
+
+    ``handoff_us`` is what ``monolane ceiling`` found here: it makes another machine's hand-offs longer or shorter.
+    """
     alike = [result for result in results if result.kind == machine.kind]
     own = [result for result in alike if result.machine == machine.name]
     if not own and alike:
         names = [result.machine for result in alike]
         most = max(dict.fromkeys(names), key=names.count)
         own = [result for result in alike if result.machine == most]
-    return _calibrated(machine.kind, tuple(own))
+    found = _calibrated(machine.kind, tuple(own))
+    there = own[0].handoff_us if own and own[0].machine != machine.name else None
+    if handoff_us is None or there is None:
+        return found
+    factor = handoff_us / there
+    return replace(
+        found, carried=factor, latencies=replace(found.latencies, handoff_us=factor * found.latencies.handoff_us)
+    )
 
 
 @lru_cache(maxsize=8)  # a table asks for the same again and again

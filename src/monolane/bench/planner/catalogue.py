@@ -141,6 +141,7 @@ CATALOGUE: dict[str, Entry] = {
             },
             delay=4,
         ),
+        Entry("llama-2-7b", "Llama 2 7B", _sizes("llama", 4096, 32, 32, 32, 128, 11008, 32000, 4096)),
         Entry("llama-3.1-8b", "Llama 3.1 8B", _sizes("llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072)),
         Entry(
             "qwen3-30b-a3b",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from monolane.bench import ceiling_store
 from monolane.bench.planner.machines import Cluster, Machine, cluster, is_this, known_gpu, this_machine
 from monolane.bench.planner.prediction import Ceiling
-from monolane.target.cpu.machine import available_memory
+from monolane.bench.record import cpu_title, processor_name
+from monolane.target.cpu.machine import available_memory, processors
 from monolane.target.cuda.opening import find_gpu
 
 
@@ -22,11 +23,15 @@ class Place:
 def place(spec: str, lanes: int | None) -> Place:
     """The machines of ``--on``. What was measured here counts where they are what is here."""
     gpu = find_gpu()
-    stored = ceiling_store.stored("cuda" if gpu else "cpu")
+    kind = "cuda" if gpu else "cpu"
+    stored = ceiling_store.stored(kind)
     this: Machine | None = None
     if is_this(spec):
-        this = this_machine(stored, (gpu.name, gpu.memory) if gpu else None, available_memory())
+        cpu = cpu_title(processor_name(), len(processors()))
+        this = this_machine(stored, (gpu.name, gpu.memory) if gpu else None, cpu, available_memory())
     found = cluster(spec, lanes, this)
     same = found.machine is this or (gpu is not None and found.machine is known_gpu(gpu.name))
-    measured = Ceiling(stored, "measured by 'monolane ceiling' on this machine") if stored and same else None
-    return Place(found, measured)
+    if not stored or not same:
+        return Place(found, None)
+    handoff_us = ceiling_store.stored_handoff_us(kind)
+    return Place(found, Ceiling(stored, "measured by 'monolane ceiling' on this machine", handoff_us))

@@ -9,6 +9,7 @@ from typing import Any
 from monolane.bench.planner import columns
 from monolane.bench.planner.calibration import Result
 from monolane.bench.planner.kog import COUNT, EFFECTIVE_SHARE, UTILISATION, Comparison, comparisons, nominal, verdict
+from monolane.bench.planner.latency import MICRO
 from monolane.bench.planner.report import error_bar
 
 GIGA = 1e9
@@ -33,7 +34,7 @@ def text(results: Sequence[Result]) -> str:
             *columns.table(rows, left=2),
             "",
             columns.paragraph(_LEGEND),
-            columns.paragraph(f"Error bar: {error_bar(found[-1][0].ours)}."),
+            columns.paragraph(f"Error bar: {error_bar(found[-1][-1].ours)}."),
             "",
             *(columns.paragraph(f"{model[0].ours.model.name}: {explain(model)}", "  ") for model in found),
         ]
@@ -81,7 +82,7 @@ def explain(rows: Sequence[Comparison]) -> str:
     """From the terms that the numbers are made of."""
     first = rows[0]
     about_bytes = _measured_sentence(rows) if first.published.measured else _bytes_sentence(rows)
-    return " ".join(filter(None, (about_bytes, _contradiction(rows), _latency_sentence(first))))
+    return " ".join(filter(None, (about_bytes, _contradiction(rows), *map(_latency_sentence, rows))))
 
 
 def _bytes_sentence(rows: Sequence[Comparison]) -> str:
@@ -124,17 +125,17 @@ def _contradiction(rows: Sequence[Comparison]) -> str:
 
 
 def _latency_sentence(one: Comparison) -> str:
-    """What our model has and the formula has not."""
+    """A token's time by the formula and by our model, which also waits."""
     time = one.ours.time
     waits = time.handoffs + time.exchanges
     ours, theirs = one.ours.tokens_per_s, one.formula
     pace = COUNT * one.ours.ceiling.bytes_per_s / nominal(one.node)
     way = "above" if ours > theirs else "below"
     return (
-        f"On {one.node} ours is {way} the formula ({ours:,.0f} against {theirs:,.0f}): "
-        f"it reads at {pace:.0%} of nominal where the formula has {UTILISATION * EFFECTIVE_SHARE:.0%}, which leaves "
-        f"{time.us - waits:,.0f} µs a token for reading, and has {waits:,.0f} µs for {one.ours.model.shape.handoffs} "
-        "hand-offs and their exchanges, which the formula has not."
+        f"On {one.node} ours is {way} the formula ({ours:,.0f} against {theirs:,.0f}): where that has "
+        f"{MICRO / theirs:,.0f} µs for everything, ours has {time.us - waits:,.0f} for reading (at {pace:.0%} of "
+        f"nominal, and what waiting does not hide) and {waits:,.0f} for {one.ours.model.shape.handoffs} hand-offs and "
+        "exchanges."
     )
 
 

@@ -122,8 +122,8 @@ def known_gpu(full_name: str) -> Machine | None:
     return next((one for one in MACHINES.values() if one.kind == "gpu" and f" {_words(one.name)} " in words), None)
 
 
-def this_machine(ceiling: float | None, gpu: tuple[str, int] | None, free_memory: int | None) -> Machine:
-    """The machine we are on: its GPU (name and bytes of memory) or, without one, its CPU."""
+def this_machine(ceiling: float | None, gpu: tuple[str, int] | None, cpu: str, free_memory: int | None) -> Machine:
+    """The machine we are on: its GPU (name and bytes of memory) or, without one, its CPU, as results call it."""
     if gpu is not None and (known := known_gpu(gpu[0])) is not None:
         return known
     if ceiling is None or (gpu is None and free_memory is None):
@@ -132,7 +132,7 @@ def this_machine(ceiling: float | None, gpu: tuple[str, int] | None, free_memory
     if gpu is not None:
         return Machine(gpu[0], "gpu", gpu[1], None, 1.0, _PCIE_US, {"exchange": _PCIE})
     assert free_memory is not None
-    return Machine("this CPU", "cpu", free_memory, None, 1.0)
+    return Machine(cpu, "cpu", free_memory, None, 1.0)
 
 
 def _words(name: str) -> str:

@@ -19,10 +19,11 @@ DEFAULT_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Bytes per second that reads get on one lane, and who says so."""
+    """Bytes per second that reads get on one lane, and who says so; a hand-off while nothing is read, where known."""
 
     bytes_per_s: float
     source: str
+    handoff_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def predict(
     weight = footprint(model.shape, precision, context, lanes.count)
     _require_room(model, weight, cluster, context)
     ceiling = measured or ceiling_of(cluster.machine, results)
-    calibration = calibrate(cluster.machine, results)
+    calibration = calibrate(cluster.machine, results, ceiling.handoff_us)
     time = token_time(
         steps(model.shape, precision, context, lanes), ceiling.bytes_per_s, calibration.latencies, lanes.exchange_us
     )

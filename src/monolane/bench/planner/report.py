@@ -135,7 +135,9 @@ def error_bar(plan: Prediction) -> str:
     )
     lacking = []
     if calibration.from_machine != machine.name:
-        lacking.append(f"the latencies of {machine.name} (taken from {calibration.from_machine})")
+        carried = calibration.carried
+        scaled = f", hand-offs x {carried:.2f} as 'monolane ceiling' found" if carried is not None else ""
+        lacking.append(f"the latencies of {machine.name} (taken from {calibration.from_machine}{scaled})")
     if plan.lanes.count > 1:
         lacking.append("exchanges (none has been measured)")
     if plan.precision.name != "bf16":

@@ -13,7 +13,7 @@ from monolane.program.stage import Attend, Merge, Norm, Program, Project, Stage,
 from monolane.program.tape import constant_offsets
 from monolane.target.generate import OUTPUTS, braces, literal
 
-GROUP_WARPS = 4  # that share a chunk
+GROUP_WARPS, GROUPS = 4, 2  # warps that share a chunk, and groups of them that take chunks in turn
 UNIT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once
 SLOT_UNITS = (32, 28, 24, 20)  # a slot of the ring may have
 # Bytes on their way to one block: near a hand-off, whose small loads would queue behind more; inside a long stage.
@@ -60,9 +60,22 @@ def slot_units(plan: Plan) -> int:
 
     def filled(units: int) -> float:
         tiles = [(plan.layout.tiles(p), _units(plan, p)) for p in plan.program.projections]
-        return sum(n * tile for n, tile in tiles) / sum(n * -(-tile // units) * units for n, tile in tiles)
+        return sum(n * tile for n, tile in tiles) / sum(n * _cut(tile, units)[0] * units for n, tile in tiles)
 
     return max(SLOT_UNITS, key=filled)
+
+
+def _cut(units: int, slot: int) -> tuple[int, int]:
+    """Chunks that a tile of so many units is cut into, and units of a chunk: one chunk, or as many for every group of
+    warps, as equal as can be; units of all warps of a group where that leaves none of the chunks empty."""
+    chunks = 1
+    while True:
+        equal = -(-units // chunks)
+        whole = min(units, -(-equal // GROUP_WARPS) * GROUP_WARPS)
+        for size in (whole, equal):
+            if size <= slot and -(-units // size) == chunks:
+                return chunks, size
+        chunks += GROUPS if chunks > 1 else GROUPS - 1
 
 
 def _units(plan: Plan, stage: Project) -> int:
@@ -117,9 +130,7 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
 def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict[str, int]) -> str:
     buffers = {buffer.name: number for number, buffer in enumerate(plan.program.buffers)}
     units = _units(plan, stage)
-    chunks = -(-units // slot_units(plan))
-    equal = -(-units // chunks)
-    chunk_units = min(units, -(-equal // GROUP_WARPS) * GROUP_WARPS)
+    chunks, chunk_units = _cut(units, slot_units(plan))
     norm = stage.input if isinstance(stage.input, Norm) else None
     fields = {
         "stage": index,

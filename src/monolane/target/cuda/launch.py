@@ -18,6 +18,7 @@ from monolane.target.base import Request
 from monolane.target.cuda.generate import BLOCK_POSITIONS, buffer_places, most_splits
 
 BUCKETS = 4096
+LINE_BYTES = 128
 
 
 class Outcome(Structure):
@@ -103,7 +104,7 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
         "wide": 2 * plain[-1],
         "wide_qkv": 4 * qkv * MAX_WIDTH,
         "parts": 4 * splits * shape.heads * shape.head_dim,
-        "masses": 8 * splits * shape.heads,
+        "masses": LINE_BYTES * splits * shape.heads,
         "arrived": 4,
         "choices": 8 * (2 * plan.workers + 1),
         "logits": 4 * program.vocab,

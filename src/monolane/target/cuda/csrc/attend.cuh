@@ -16,7 +16,11 @@ MONOLANE_DEVICE void hand_over(int buffer, int row, int position, float v, uint3
 }
 
 MONOLANE_DEVICE uint32_t* part_of(int position, int split) { return monolane_launch.parts + (position * kMostSplits + split) * kQueries; }
-MONOLANE_DEVICE uint64_t* mass_of(int position, int split) { return monolane_launch.masses + (position * kMostSplits + split) * kHeads; }
+// A line of memory each: in one line they would all lie in one slice of L2, and all blocks look at them at once.
+constexpr int kMassStride = kLineBytes / 8;
+MONOLANE_DEVICE uint64_t* mass_of(int position, int split, int head) {
+  return monolane_launch.masses + ((position * kMostSplits + split) * kHeads + head) * kMassStride;
+}
 
 // Splits as one: results in order, each with its weight.
 struct Merged {
@@ -48,7 +52,7 @@ MONOLANE_DEVICE void await_parts(int position, int first, int splits, int elemen
     for (int i = 0; i < kCount; i++) {
       if (first + i >= splits) continue;
       words[i] = ptx::load_relaxed(part_of(position, first + i) + element);
-      masses[i] = ptx::load_relaxed(mass_of(position, first + i) + element / kHeadDim);
+      masses[i] = ptx::load_relaxed(mass_of(position, first + i, element / kHeadDim));
     }
 #pragma unroll
     for (int i = 0; i < kCount; i++)
@@ -165,7 +169,7 @@ MONOLANE_DEVICE void attend_narrow(int layer, int position, uint32_t step, Recei
       part.merge(
           rows, [&](int row, int d, float v) { publish_part<false>(0, split, span.splits, (head * kGroup + first_row + row) * kHeadDim + d, v, step); },
           [&](int row, float mass) {
-            if (span.splits > 1) ptx::store_relaxed(mass_of(0, split) + head * kGroup + first_row + row, tagged_float(mass, step));
+            if (span.splits > 1) ptx::store_relaxed(mass_of(0, split, head * kGroup + first_row + row), tagged_float(mass, step));
           });
       if (newest && !first_row) keep(layer, head, position);
       sync_consumers();  // the scratch is free for others
@@ -227,7 +231,7 @@ MONOLANE_DEVICE void attend_wide(int layer, int start, int width, uint32_t step)
     part.merge(
         width, [&](int row, int d, float v) { publish_part<true>(row, split, span.splits, head * kHeadDim + d, v, step); },
         [&](int row, float mass) {
-          if (span.splits > 1) ptx::store_relaxed(mass_of(row, split) + head, tagged_float(mass, step));
+          if (span.splits > 1) ptx::store_relaxed(mass_of(row, split, head), tagged_float(mass, step));
         });
     sync_consumers();  // the scratch is free for others
   }
@@ -238,39 +242,48 @@ MONOLANE_DEVICE void attend_wide(int layer, int start, int width, uint32_t step)
 
 MONOLANE_DEVICE float prepare_parts(int splits, uint32_t step) {
   static_assert(kFewSplits == 1 || kHeadDim % 4 == 0, "four elements of an input are of one head");
-  return prepare_part<kMergeForm, kConsumers, 1>(0, shared::x(), thread_index(), [&](int k, float (&v)[1][4]) {
-    if (k >= kQueries) return;
-    Word4 words[kFewSplits];
-    uint64_t masses[kFewSplits];
+  constexpr int kBurst = kBurstOf<kMergeForm, kConsumers, 2>, kStride = kConsumers * 4;
+  return prepare_part<kMergeForm, kConsumers, kBurst>(0, shared::x(), thread_index(), [&](int base, float (&v)[kBurst][4]) {
+    Word4 words[kBurst][kFewSplits] = {};
+    uint64_t masses[kBurst][kFewSplits] = {};
     for (;;) {
       bool ready = true;
 #pragma unroll
-      for (int i = 0; i < kFewSplits; i++) {
-        if (i >= splits) continue;
-        words[i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(part_of(0, i) + k));
-        masses[i] = ptx::load_relaxed(mass_of(0, i) + k / kHeadDim);
-      }
+      for (int j = 0; j < kBurst; j++)
 #pragma unroll
       for (int i = 0; i < kFewSplits; i++) {
-        if (i >= splits) continue;
-        const uint32_t wrong = (words[i].x ^ step) | (words[i].y ^ step) | (words[i].z ^ step) | (words[i].w ^ step);
-        ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(masses[i]) == step;
+        const int k = base + j * kStride;
+        if (i >= splits || k >= kQueries) continue;
+        words[j][i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(part_of(0, i) + k));
+        masses[j][i] = ptx::load_relaxed(mass_of(0, i, k / kHeadDim));
+      }
+#pragma unroll
+      for (int j = 0; j < kBurst; j++)
+#pragma unroll
+      for (int i = 0; i < kFewSplits; i++) {
+        const int k = base + j * kStride;
+        if (i >= splits || k >= kQueries) continue;
+        const uint32_t wrong = (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
+        ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(masses[j][i]) == step;
       }
       if (ready || shared::over()) break;
     }
+#pragma unroll
+    for (int j = 0; j < kBurst; j++) {
     Merged merged;
     float mass[kFewSplits], factor[kFewSplits];
 #pragma unroll
-    for (int i = 0; i < kFewSplits; i++) mass[i] = i < splits ? ptx::float_of(static_cast<uint32_t>(masses[i] >> 32)) : -kInfinity;
+    for (int i = 0; i < kFewSplits; i++) mass[i] = i < splits ? ptx::float_of(static_cast<uint32_t>(masses[j][i] >> 32)) : -kInfinity;
     merged.add(mass, factor);
 #pragma unroll
     for (int i = 0; i < kFewSplits; i++) {
       if (i >= splits) continue;
-      v[0][0] += factor[i] * value_of(words[i].x), v[0][1] += factor[i] * value_of(words[i].y);
-      v[0][2] += factor[i] * value_of(words[i].z), v[0][3] += factor[i] * value_of(words[i].w);
+      v[j][0] += factor[i] * value_of(words[j][i].x), v[j][1] += factor[i] * value_of(words[j][i].y);
+      v[j][2] += factor[i] * value_of(words[j][i].z), v[j][3] += factor[i] * value_of(words[j][i].w);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[0][i] = ptx::divide(v[0][i], merged.weight);
+    for (int i = 0; i < 4; i++) v[j][i] = ptx::divide(v[j][i], merged.weight);
+    }
   });
 }
 

@@ -47,7 +47,7 @@ struct Launch {
   uint16_t* wide;       // activations of a wide pass: plain bf16
   float* wide_qkv;
   uint32_t* parts;     // [position of the pass][split][query head's dimension]: attention over a split, bf16 and tag
-  uint64_t* masses;    // [position of the pass][split][query head]: logarithm of the split's weight, fp32 and tag
+  uint64_t* masses;    // [position of the pass][split][query head][a line]: logarithm of the split's weight, fp32 and tag
   uint32_t* arrived;   // of the grid's barrier
   uint64_t* choices;   // [workers][2] and one more: each worker's best token, the token that was drawn
   float* logits;

@@ -23,11 +23,23 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
   for (int i = 0; i < 4; i++) v[i] = k + i < kHidden ? widen(from[i]) : 0.0f;
 }
 
-// Four elements, with a norm's weights, into `x`; returns their sum of squares.
+// In shared memory an input lies as the tensor core's A operand wants it for one position: 16 bytes are four registers, of
+// which the first and the third are of A's upper rows, the others of its lower. A unit's piece of eight elements (four
+// words, met by the four words of a lane's weights) lies in the order 0 2 1 3: upper rows have what the first two words of
+// weights want, lower rows what the last two want. Of half tiles, whose units have two blocks of k, upper rows have the
+// first block, lower rows the second: words 0 and 1 of both, and behind those of all lanes, words 2 and 3.
+// Returns the place of elements k and k + 1, k a multiple of four; k + 2 and k + 3 lie four elements further.
+template <int kForm>
+MONOLANE_DEVICE int input_place(int k) {
+  if constexpr (kForms[kForm].unit_cols == kBlock) return k / 8 * 8 + k % 8 / 4 * 2;
+  return k / (2 * kBlock) * (2 * kBlock) + k % 8 / 4 * kBlock + k % kBlock / 8 * 8 + k / kBlock % 2 * 2;
+}
+
+// Four elements, with a norm's weights, to their places in `x`; returns their sum of squares.
 MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint16_t* x) {
-  const uint32_t low = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
-  const uint32_t high = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
-  *reinterpret_cast<uint64_t*>(x) = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t* words = reinterpret_cast<uint32_t*>(x);
+  words[0] = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
+  words[2] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
   return (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
 }
 
@@ -49,6 +61,7 @@ MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fet
   constexpr bool kNorm = kForms[kForm].norm != kNone;
   constexpr int kRounds = divide_up(kPadded, kBurst * kStride);
   const float* weights = kNorm ? norm_weights<kForm>(layer) + thread * 4 : nullptr;
+  uint16_t* to = x + input_place<kForm>(thread * 4);  // steps are whole units
   float squares = 0.0f;
 #pragma unroll
   for (int round = 0; round < kRounds; round++) {
@@ -65,7 +78,7 @@ MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fet
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
       const int from = first + j * kStride;
-      if (from + kStride <= kPadded || from + thread * 4 < kPadded) squares += store_four(v[j], weight[j], x + from + thread * 4);
+      if (from + kStride <= kPadded || from + thread * 4 < kPadded) squares += store_four(v[j], weight[j], to + from);
     }
   }
   return squares;

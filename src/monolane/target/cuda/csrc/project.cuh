@@ -1,6 +1,10 @@
 // Streaming a matrix through the tensor cores: the weights are the B operand (8 rows of 16 k), the positions are the rows
 // of A, so one position or sixteen cost the same. A sum has a fixed order: per chunk of a tile along k, per warp, in turn.
 //
+// At one position all upper rows of A are alike, and all lower rows. An input lies in shared memory so that four registers
+// as they are loaded are an A operand (see input_place). A product with the first two words of a lane's weights counts in the
+// upper rows, one with the last two in the lower rows; what stands in the other half is of no use, and costs nothing.
+//
 // A unit of half a tile has two blocks of k: columns 0 to 3 of B are its four rows in the first, columns 4 to 7 the same
 // rows in the second. Of a product with the input of the first, the left half counts, of one with that of the second, the
 // right; a row's sum is that of both. At one position one product does: the upper rows of A are the one, the lower the other.
@@ -10,40 +14,114 @@
 
 namespace monolane {
 
-constexpr int kMostUnits = kSlotUnits / kGroupWarps;  // of one chunk, for one warp
+// How a group of warps takes its chunks of a matrix: of every tile the same ones, or every other tile whole.
+template <int kForm>
+struct Share {
+  static constexpr int kUnits = kForms[kForm].units, kChunks = kForms[kForm].chunks, kChunkUnits = kForms[kForm].chunk_units;
+  static constexpr int kBlocks = kForms[kForm].unit_cols / kBlock;  // of k, in a unit
+  static constexpr bool kWhole = kChunks == 1;
+  static_assert(kWhole || kChunks % kGroups == 0, "a group's chunks are the same ones of every tile");
+  static_assert(kForms[kForm].tile_rows * kBlocks == kColumns, "a unit has all columns of a product");
+  static constexpr int kOwnChunks = kWhole ? 1 : kChunks / kGroups;    // of a tile that it takes
+  static constexpr int kTileStep = kWhole ? kGroups : 1;
+  static constexpr int kMine = divide_up(kChunkUnits, kGroupWarps);    // units of a chunk, for one warp
+  static constexpr bool kAlike = kChunks * kChunkUnits == kUnits;
 
-// A warp's units of a chunk of kUnits, or, where chunks are not all alike, of `units`; at one position or at sixteen.
-// `from` is this lane's place in the input. Inputs are loaded together, so that products need not wait one by one.
-template <int kBlocks, int kPositions, bool kStaged, int kUnits, bool kAlike>
-MONOLANE_DEVICE void multiply(const Word4 (&weights)[kMostUnits], int units, const uint16_t* from, int stride, int warp, float (&sums)[4][4]) {
-  constexpr int kMine = divide_up(kUnits, kGroupWarps), kProducts = kPositions > 1 ? kBlocks : 1;
-  // From shared memory, a few at a time; from global memory, where each wait is long, as many as there are registers for.
-  constexpr int kTogether = divide_up(!kStaged ? kMostUnits : kPositions > 1 ? 2 : 4, kBlocks);
-  // What lies behind a short chunk in its slot is another chunk's: it must not be multiplied, not even with zero.
-  const auto there = [&](int j) { return j < kMine && ((kAlike && (j + 1) * kGroupWarps <= kUnits) || j * kGroupWarps + warp < (kAlike ? kUnits : units)); };
+  // Whether a warp has a j-th unit in a chunk of so many. What lies behind a short chunk in its slot is another chunk's: it
+  // must not be multiplied, not even with zero.
+  MONOLANE_DEVICE static bool there(int j, int units, int warp) {
+    return (kAlike && (j + 1) * kGroupWarps <= kChunkUnits) || j * kGroupWarps + warp < (kAlike ? kChunkUnits : units);
+  }
+};
+
+// --- one position ---
+
+// A warp's inputs of units [kFirst, kFirst + kCount) of a chunk.
+template <int kForm, int kFirst, int kCount>
+struct Inputs {
+  using S = Share<kForm>;
+  Word4 rows[kCount * S::kBlocks];
+
+  // `from`: this lane's place in the input of the chunk.
+  MONOLANE_DEVICE void load(const uint16_t* from, int units, int warp) {
 #pragma unroll
-  for (int first = 0; first < kMine; first += kTogether) {
-    Word4 a[kTogether * kProducts], b[kTogether * kProducts];  // the upper rows of A, and the lower
-#pragma unroll
-    for (int i = 0; i < kTogether * kProducts; i++) {
-      a[i] = b[i] = {0, 0, 0, 0};
-      if (!there(first + i / kProducts)) continue;
-      const uint16_t* at = from + ((first + i / kProducts) * kGroupWarps * kBlocks + i % kProducts) * kBlock;
-      a[i] = input_words<kStaged>(at);
-      if (kPositions > 8)
-        b[i] = input_words<kStaged>(at + 8 * stride);
-      else if (kBlocks > 1)
-        b[i] = input_words<kStaged>(at + kBlock);
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether * kProducts; i++) {
-      if (!there(first + i / kProducts)) continue;
-      const Word4 w = weights[first + i / kProducts];
-      ptx::mma(sums[(2 * i) % 4], a[i].x, b[i].x, a[i].y, b[i].y, w.x, w.y);
-      ptx::mma(sums[(2 * i + 1) % 4], a[i].z, b[i].z, a[i].w, b[i].w, w.z, w.w);
+    for (int i = 0; i < kCount * S::kBlocks; i++) {
+      const int j = kFirst + i / S::kBlocks;
+      rows[i] = {0, 0, 0, 0};
+      if (S::there(j, units, warp)) rows[i] = *reinterpret_cast<const Word4*>(from + (j * kGroupWarps * S::kBlocks + i % S::kBlocks) * kBlock);
     }
   }
+
+  MONOLANE_DEVICE void multiply(const Word4 (&weights)[S::kMine], int units, int warp, float (&sums)[4][4]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      const int j = kFirst + i;
+      if (!S::there(j, units, warp)) continue;
+      const Word4 &w = weights[j], &a = rows[i * S::kBlocks], &b = rows[i * S::kBlocks + S::kBlocks - 1];
+      ptx::mma(sums[2 * j % 4], a.x, a.y, a.z, a.w, w.x, w.y);
+      ptx::mma(sums[2 * j % 4 + 1], b.x, b.y, b.z, b.w, w.z, w.w);
+    }
+  }
+};
+
+template <int kForm, int kFirst>
+MONOLANE_DEVICE void multiply_one(const Word4 (&weights)[Share<kForm>::kMine], const uint16_t* from, int units, int warp, float (&sums)[4][4]) {
+  constexpr int kTogether = 8 / Share<kForm>::kBlocks, kCount = lesser(kTogether, Share<kForm>::kMine - kFirst);
+  Inputs<kForm, kFirst, kCount> inputs;
+  inputs.load(from, units, warp);
+  inputs.multiply(weights, units, warp, sums);
+  if constexpr (kFirst + kCount < Share<kForm>::kMine) multiply_one<kForm, kFirst + kCount>(weights, from, units, warp, sums);
 }
+
+// --- sixteen positions ---
+
+// Words 0 and 1 (half 0) or 2 and 3 (half 1) of a block of k, from the registers of a lane's pieces of all blocks.
+template <bool kStaged, int kBlocks>
+MONOLANE_DEVICE void words_of(const Word4 (&pieces)[kBlocks], int block, int half, uint32_t& first, uint32_t& second) {
+  const Word4& in_order = pieces[block];
+  const Word4& paired = pieces[kBlocks > 1 ? half : 0];
+  if (!kStaged)
+    first = half ? in_order.z : in_order.x, second = half ? in_order.w : in_order.y;
+  else if (kBlocks > 1 ? block : half)
+    first = paired.y, second = paired.w;
+  else
+    first = paired.x, second = paired.z;
+}
+
+// A warp's units of a chunk. Inputs are loaded together, so that products need not wait one by one: from shared memory,
+// a few at a time; from global memory, where each wait is long, as many as there are registers for.
+template <int kForm, bool kStaged>
+MONOLANE_DEVICE void multiply_many(const Word4 (&weights)[Share<kForm>::kMine], const uint16_t* from, int stride, int units, int warp, float (&sums)[4][4]) {
+  using S = Share<kForm>;
+  constexpr int kBlocks = S::kBlocks, kTogether = divide_up(kStaged ? 2 : S::kMine, kBlocks);
+#pragma unroll
+  for (int first = 0; first < S::kMine; first += kTogether) {
+    Word4 upper[kTogether][kBlocks], lower[kTogether][kBlocks];
+#pragma unroll
+    for (int i = 0; i < kTogether; i++)
+#pragma unroll
+      for (int b = 0; b < kBlocks; b++) {
+        upper[i][b] = lower[i][b] = {0, 0, 0, 0};
+        if (first + i >= S::kMine || !S::there(first + i, units, warp)) continue;
+        const uint16_t* at = from + ((first + i) * kGroupWarps * kBlocks + b) * kBlock;
+        upper[i][b] = input_words<kStaged>(at);
+        lower[i][b] = input_words<kStaged>(at + 8 * stride);
+      }
+#pragma unroll
+    for (int i = 0; i < kTogether; i++)
+#pragma unroll
+      for (int n = 0; n < 2 * kBlocks; n++) {
+        if (first + i >= S::kMine || !S::there(first + i, units, warp)) continue;
+        const Word4 w = weights[first + i];
+        uint32_t a[4];
+        words_of<kStaged>(upper[i], n / 2, n % 2, a[0], a[2]);
+        words_of<kStaged>(lower[i], n / 2, n % 2, a[1], a[3]);
+        ptx::mma(sums[(2 * i * kBlocks + n) % 4], a[0], a[1], a[2], a[3], n % 2 ? w.z : w.x, n % 2 ? w.w : w.y);
+      }
+  }
+}
+
+// --- sums ---
 
 // Where the sums of one tile, one part of its chunks and one warp lie: [positions][columns].
 template <int kPositions>
@@ -52,25 +130,35 @@ MONOLANE_DEVICE float* sums_at(int tile, int part, int warp) {
   return first + ((tile * kGroups + part) * kGroupWarps + warp) * kPositions * kColumns;
 }
 
+// What has been summed up of a tile, to `to`; and zeros for the next.
 template <int kBlocks, int kPositions>
-MONOLANE_DEVICE void store_sums(int tile, int part, int warp, int lane, float (&sums)[4][4]) {
+MONOLANE_DEVICE void store_sums(float* to, int lane, float (&sums)[4][4]) {
   const int row = lane / 4, column = lane % 4 * 2;
   const bool right = kBlocks > 1 && column >= kColumns / 2;  // what counts here are products with the second block
-  float total[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float one = sums[0][i] + sums[1][i], two = sums[2][i] + sums[3][i];
-    total[i] = kBlocks == 1 || kPositions == 1 ? one + two : right ? two : one;
-#pragma unroll
-    for (int j = 0; j < 4; j++) sums[j][i] = 0.0f;
-  }
-  float* to = sums_at<kPositions>(tile, part, warp);
   if (kPositions > 1) {
+    float total[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float one = sums[0][i] + sums[1][i], two = sums[2][i] + sums[3][i];
+      total[i] = kBlocks == 1 ? one + two : right ? two : one;
+    }
     to[row * kColumns + column] = total[0], to[row * kColumns + column + 1] = total[1];
     to[(row + 8) * kColumns + column] = total[2], to[(row + 8) * kColumns + column + 1] = total[3];
-  } else if (row == 0) {
-    to[column] = right ? total[2] : total[0], to[column + 1] = right ? total[3] : total[1];
+  } else {
+    // Even products count above, odd ones below; of half tiles, all of them above or all below.
+    float total[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float above = sums[0][i] + sums[2][i], below = sums[1][i + 2] + sums[3][i + 2];
+      const float one = above + (sums[1][i] + sums[3][i]), two = (sums[0][i + 2] + sums[2][i + 2]) + below;
+      total[i] = kBlocks == 1 ? above + below : right ? two : one;
+    }
+    if (row == 0) to[column] = total[0], to[column + 1] = total[1];
   }
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) sums[j][i] = 0.0f;
 }
 
 // The dot product of one row at one position: parts and warps in order.
@@ -90,57 +178,71 @@ MONOLANE_DEVICE float row_sum(int tile, int row, int position) {
 // sum, second sum, scale)` is called once for each row, after each batch; for a gate, with the sums of both its rows.
 template <bool kWide, int kForm, int kPositions, bool kStaged, class Prepare, class Finish>
 MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x, int stride, int width, Prepare prepare, Finish finish) {
-  constexpr int kRows = kForms[kForm].tile_rows, kUnitCols = kForms[kForm].unit_cols, kBlocks = kUnitCols / kBlock;
-  static_assert(kRows * kBlocks == kColumns, "a unit has all columns of a product");
-  constexpr int kUnits = kForms[kForm].units, kChunks = kForms[kForm].chunks, kChunkUnits = kForms[kForm].chunk_units;
+  using S = Share<kForm>;
   constexpr int kBatch = kPositions > 1 ? kBatchOfMany : kBatchOfOne;
   constexpr int kAhead = kWide ? 1 : 2;  // chunks in registers
   constexpr bool kGate = kForms[kForm].output == Output::kGate;
-  constexpr int kPerTile = kGate ? kRows / 2 : kRows;
-  const int lane = lane_index(), warp = warp_index() % kGroupWarps, chunks = tiles * kChunks;
-  const uint16_t* mine = x + (kPositions > 1 ? lane / 4 * stride : 0) + lane % 4 * 8 + warp * kUnitCols;
-  int chunk = cursor.chunk, first = 0, count = min(kBatch, tiles);  // of the group; of the batch
+  constexpr int kPerTile = kGate ? kForms[kForm].tile_rows / 2 : kForms[kForm].tile_rows;
+  constexpr bool kHolds = kPositions == 1 && S::kOwnChunks == 1;  // the same part of the input for every tile
+  constexpr int kChunkCols = S::kChunkUnits * kForms[kForm].unit_cols;
+  const int lane = lane_index(), warp = warp_index() % kGroupWarps, group = cursor.turn, part = S::kWhole ? 0 : group;
+  const uint16_t* mine = x + (kPositions > 1 ? lane / 4 * stride : 0) + lane % 4 * 8 + warp * kForms[kForm].unit_cols + part * kChunkCols;
+  const int own = S::kWhole ? divide_up(tiles - group, kGroups) : tiles * S::kOwnChunks;  // chunks of this group
+  int left = own;
   // Zeroed, or else the compiler keeps what the stage before has left, all the way to here, and spills.
-  Word4 even[kMostUnits] = {}, odd[kMostUnits] = {};
-  if (cursor.chunk < chunks) cursor.take(even, warp, lane);
-  if (kAhead > 1 && cursor.chunk < chunks) cursor.take(odd, warp, lane);
+  Word4 even[S::kMine] = {}, odd[S::kMine] = {};
+  const auto take = [&](Word4 (&weights)[S::kMine]) {
+    if (left > 0) cursor.take(weights, warp, lane), left--;
+  };
+  take(even);
+  if (kAhead > 1) take(odd);
   about_to_wait(kForWords);
   const float scale = prepare();
   about_to_wait(kForCopy);
+  Inputs<kForm, 0, kHolds ? S::kMine : 1> held;
+  if constexpr (kHolds) held.load(mine, S::kUnits - part * S::kChunkUnits, warp);
   float sums[4][4] = {};
+  int first = 0, count = min(kBatch, tiles);          // of the batch
+  int tile = S::kWhole ? group : 0, chunk = 0;        // of the batch; of this group's chunks of the tile
   const auto end_batch = [&] {
     sync_consumers();
 #pragma unroll 1
     for (int i = thread_index(); i < count * kPositions * kPerTile; i += kConsumers) {
-      const int row = i % kPerTile, position = i / kPerTile % kPositions, tile = i / (kPerTile * kPositions);
+      const int row = i % kPerTile, position = i / kPerTile % kPositions, of = i / (kPerTile * kPositions);
       if (position >= width) continue;
-      const float sum = row_sum<kForm, kPositions>(tile, kGate ? 2 * row : row, position);
-      const float second = kGate ? row_sum<kForm, kPositions>(tile, 2 * row + 1, position) : 0.0f;
-      finish((first + tile) * kPerTile + row, position, sum, second, scale);
+      const float sum = row_sum<kForm, kPositions>(of, kGate ? 2 * row : row, position);
+      const float second = kGate ? row_sum<kForm, kPositions>(of, 2 * row + 1, position) : 0.0f;
+      finish((first + of) * kPerTile + row, position, sum, second, scale);
     }
-    first += kBatch;
+    first += kBatch, tile -= kBatch;
     count = min(kBatch, tiles - first);
     if (first < tiles) sync_consumers();  // the sums are overwritten next
   };
   // The chunk in `weights`, which then get the next that is not in registers. False when there is none left.
-  const auto step = [&](Word4 (&weights)[kMostUnits]) {
-    while (chunk >= (first + count) * kChunks) {
+  const auto step = [&](Word4 (&weights)[S::kMine]) {
+    while (tile >= count) {
       end_batch();
       if (first >= tiles) return false;
     }
-    const int tile = chunk / kChunks, part = chunk % kChunks;
-    const uint16_t* from = mine + part * (kChunkUnits * kUnitCols);
-    multiply<kBlocks, kPositions, kStaged, kChunkUnits, kChunks * kChunkUnits == kUnits>(weights, kUnits - part * kChunkUnits, from, stride, warp, sums);
-    if (cursor.chunk < chunks) cursor.take(weights, warp, lane);
-    // This group's next chunk of the same tile, if there is one, goes on with the same sums.
-    if (part + kGroups >= kChunks) store_sums<kBlocks, kPositions>(tile - first, part % kGroups, warp, lane, sums);
-    chunk += kGroups;
+    const int before = (S::kOwnChunks > 1 ? chunk * kGroups : 0);  // chunks of the tile, other than `part`
+    const int units = S::kUnits - (before + part) * S::kChunkUnits;
+    if constexpr (kHolds)
+      held.multiply(weights, units, warp, sums);
+    else if constexpr (kPositions == 1)
+      multiply_one<kForm, 0>(weights, mine + before * kChunkCols, units, warp, sums);
+    else
+      multiply_many<kForm, kStaged>(weights, mine + before * kChunkCols, stride, units, warp, sums);
+    take(weights);
+    if (S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
+      store_sums<S::kBlocks, kPositions>(sums_at<kPositions>(tile, part, warp), lane, sums);
+      tile += S::kTileStep, chunk = 0;
+    }
     return true;
   };
 #pragma unroll 1
   while (step(even) && (kAhead == 1 || step(odd))) {
   }
-  cursor.chunk -= chunks;
+  cursor.turn = S::kWhole ? group + own * kGroups - tiles : group;
 }
 
 }  // namespace monolane

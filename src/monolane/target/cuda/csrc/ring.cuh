@@ -79,13 +79,14 @@ class Producer {
   uint32_t issued_ = 0, landed_ = 0;
 };
 
-// Where a group of consumers is: its next chunk, counted from the first chunk of the stage, and that chunk's place.
+// Where a group of consumers is: its next chunk's place, and whose turn it is: chunks go to the groups one by one, the first
+// of a stage to the group whose turn is 0.
 template <bool kWide>
 struct Cursor {
   Place<kWide> place;
-  int chunk;
+  int turn;
 
-  MONOLANE_DEVICE Cursor() : chunk(warp_index() / kGroupWarps) { place.advance(chunk); }
+  MONOLANE_DEVICE Cursor() : turn(warp_index() / kGroupWarps) { place.advance(turn); }
 
   // The group's chunk: wait for it, take a warp's share of its units into registers, free the slot.
   template <int kMost>
@@ -95,13 +96,12 @@ struct Cursor {
     if (kSlotCount<kWide> % kGroups && place.round) wait(place.empty(), (place.round - 1) & 1);
     wait(place.full(), place.round & 1);
     const Word4* from = reinterpret_cast<const Word4*>(place.memory()) + warp * 32 + lane;
-    // All places of the slot, also those behind a short chunk: a load is cheaper than a condition, and they are not used.
+    // Also those behind a short chunk: a load is cheaper than a condition, and they are not used.
 #pragma unroll
     for (int j = 0; j < kMost; j++) weights[j] = from[j * kGroupWarps * 32];
     ptx::sync_warp();
     if (lane == 0) ptx::barrier_arrive(place.empty());
     place.advance(kGroups);
-    chunk += kGroups;
   }
 
  private:
