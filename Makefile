@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[test]" # most files of torch are never imported
 	touch $@
 
 serve: install
@@ -26,8 +26,12 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two processes share the tests (tests/conftest.py says how): most wait or compile, and leave a core idle. A GPU is not
+# shared: there, one process does everything.
+PROCESSES := $(if $(shell command -v nvidia-smi),0,2)
+
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --no-loadscope-reorder
 
 # Speed beside the machine's read ceiling and beside llama.cpp; minutes, on an otherwise idle machine.
 bench: install

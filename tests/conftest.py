@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from monolane.model.fetch import resolve
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """How processes share the tests: file by file; all of tests/real is for one, because a real model takes all cores,
+    and two at a time are slower than one after the other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "tests/real" if file.startswith("tests/real/") else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -31,10 +34,11 @@ class Verdict:
     rounded: Logits  # weights rounded to bf16 and computed in bf16, as most people run it
 
 
-def judge(gguf: Path, tokens: Sequence[int]) -> Verdict:
-    """Both readings of a text, from the file's weights as transformers itself reads them, widened to fp32. The model,
-    four bytes for every weight, is gone again when this returns."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+def judge(file: Path, tokens: Sequence[int]) -> Verdict:
+    """Both readings of a text, from a GGUF file's weights as transformers itself reads them, widened to fp32. The
+    model, four bytes for every weight, is gone again when this returns."""
+    with _quick_gguf():
+        model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     return _read(model, tokens)
 
 
@@ -86,6 +90,20 @@ def log_softmax(rows: Logits) -> NDArray[np.float64]:
     shifted = rows.astype(np.float64) - rows.max(axis=-1, keepdims=True)
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
+
+
+@contextmanager
+def _quick_gguf() -> Iterator[None]:
+    """The same bytes in less than half the time: a vocabulary is read as millions of views, which are slow where they
+    are views of a memmap; and the table of names is made once, not once for every module of the model."""
+    import gguf
+
+    def mapped(*given: Any, real: Any = np.memmap, **named: Any) -> NDArray[np.uint8]:
+        return np.asarray(real(*given, **named))
+
+    names = functools.cache(gguf.get_tensor_name_map)
+    with mock.patch.object(np, "memmap", mapped), mock.patch.object(gguf, "get_tensor_name_map", names):
+        yield
 
 
 def _twin(config: ModelConfig, weights: Weights) -> Any:

@@ -30,6 +30,7 @@ def filled(*texts: str, slots: int = 3) -> Conversations:
     return conversations
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2), min_size=1))
 def test_shared_prefix_leaves_one_token_to_compute(held: list[int], wanted: list[int]) -> None:
     length = shared_prefix(np.array(held, np.int64), np.array(wanted, np.int64))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monolane.engine import messages
@@ -27,6 +27,7 @@ def test_a_message_of_the_other_side_is_refused() -> None:
         messages.TO_ENGINE.decode(body)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=8), st.lists(st.integers(0, 4000), max_size=20))
 def test_messages_come_whole_wherever_the_stream_is_cut(sizes: list[int], borders: list[int]) -> None:
     sent: list[messages.FromEngine] = [messages.Note("x" * size) for size in sizes]

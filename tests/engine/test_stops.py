@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monolane.engine.stops import StopFilter
@@ -19,6 +19,7 @@ def cut_at_first_stop(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
+@settings(deadline=None)
 @given(texts, stop_lists, st.lists(st.integers(0, 30)))
 def test_any_way_of_cutting_the_text_gives_the_same_result(text: str, stops: list[str], borders: list[int]) -> None:
     edges = sorted({0, len(text), *(min(border, len(text)) for border in borders)})
@@ -34,6 +35,7 @@ def test_any_way_of_cutting_the_text_gives_the_same_result(text: str, stops: lis
     assert stop_filter.matched == matched
 
 
+@settings(deadline=None)
 @given(texts, stop_lists)
 def test_text_is_held_back_only_while_a_stop_string_is_possible(text: str, stops: list[str]) -> None:
     stop_filter = StopFilter(stops)

@@ -158,6 +158,7 @@ def test_the_checker_names_what_breaks(change: str, named: str) -> None:
         check(broken(change))
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 40),
     st.integers(1, 100),
@@ -189,6 +190,7 @@ def test_half_a_tile_keeps_two_blocks_where_a_whole_one_keeps_one() -> None:
     assert not units[1, 4:].any()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 20), st.data())
 def test_rows_of_a_matrix_are_found_in_its_parts(size: int, data: st.DataObject) -> None:
     parts = (("a", size), ("b", size))

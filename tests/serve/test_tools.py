@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from running import Running, openai_client, running
@@ -135,6 +135,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(PIECES, max_size=8), st.sampled_from(["hermes", "llama", "mistral"]), st.booleans(), st.data())
 def test_calls_do_not_depend_on_where_the_answer_is_cut(
     pieces: list[str], style: Any, parallel: bool, data: st.DataObject
@@ -145,6 +146,7 @@ def test_calls_do_not_depend_on_where_the_answer_is_cut(
     assert read(reader_for(style, ["f"], parallel), cut) == read(reader_for(style, ["f"], parallel), [text])
 
 
+@settings(deadline=None)
 @given(st.lists(PIECES, max_size=8), st.data())
 def test_without_tools_every_letter_comes_through(pieces: list[str], data: st.DataObject) -> None:
     assert "".join(map(str, read(reader_for("hermes", [], True), pieces))) == "".join(pieces)

@@ -12,6 +12,8 @@ LENGTHS = (1, 15, 16, 17, 200)  # around the border of a pass, and beyond one sp
 EXACT_CACHE_TOLERANCE = 5e-4
 # A bf16 cache rounds keys and values to 8 bits of precision.
 BF16_CACHE_TOLERANCE = 0.15
+# The cache differs by what a head is: one case for each size.
+HEADS = tuple({case.head_dim: case for case in CASES}.values())
 
 
 def open_case(case: Case, device: str, workers: int, cache_format: str) -> Target:
@@ -32,7 +34,7 @@ def test_logits_are_those_of_transformers(case: Case, device: str, workers: int)
     target.close()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", HEADS, ids=lambda case: case.name)
 def test_a_bf16_cache_costs_little_and_the_same_everywhere(case: Case) -> None:
     model = random_model(case)
     cpu, oracle = open_case(case, "cpu", 2, "bf16"), open_case(case, "interpreter", 1, "bf16")
@@ -44,7 +46,7 @@ def test_a_bf16_cache_costs_little_and_the_same_everywhere(case: Case) -> None:
     cpu.close()
 
 
-@pytest.mark.parametrize("case", CASES[:6:2], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", HEADS[:3], ids=lambda case: case.name)
 def test_every_number_of_workers_gives_the_same_bits(case: Case) -> None:
     model = random_model(case)
     results = []

@@ -18,6 +18,7 @@ UNIT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once
 SLOT_UNITS = (32, 28, 24, 20)  # a slot of the ring may have
 # Bytes on their way to one block: near a hand-off, whose small loads would queue behind more; inside a long stage.
 IN_FLIGHT_NEAR, IN_FLIGHT_FAR = 32768, 98304
+MOST_AHEAD, UNITS_AHEAD = 3, 18  # chunks, and a warp's units, that are in registers ahead of their use
 NONE = -1
 
 
@@ -76,6 +77,12 @@ def _cut(units: int, slot: int) -> tuple[int, int]:
             if size <= slot and -(-units // size) == chunks:
                 return chunks, size
         chunks += GROUPS if chunks > 1 else GROUPS - 1
+
+
+def _ahead(plan: Plan, stage: Project, chunks: int, chunk_units: int) -> int:
+    """Chunks that a group of warps has in registers: no more than it has in all, and than there are registers for."""
+    own = -(-plan.layout.tiles(stage) // plan.workers) * chunks
+    return max(1, min(MOST_AHEAD, UNITS_AHEAD // -(-chunk_units // GROUP_WARPS), -(-own // GROUPS)))
 
 
 def _units(plan: Plan, stage: Project) -> int:
@@ -142,6 +149,7 @@ def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict
         "units": units,
         "chunks": chunks,
         "chunk_units": chunk_units,
+        "ahead": _ahead(plan, stage, chunks, chunk_units),
         "near": -(-IN_FLIGHT_NEAR // (chunk_units * UNIT_BYTES)),
         "far": -(-IN_FLIGHT_FAR // (chunk_units * UNIT_BYTES)),
         "output": f"Output::{OUTPUTS[stage.output]}",

@@ -58,7 +58,7 @@ def few_splits(plan: Plan) -> int:
 def x_bytes(plan: Plan) -> int:
     """The place of a projection's input; together with that of its sums it has to hold attention's scratch."""
     shape = plan.program.attention
-    queries = MAX_WIDTH * (_up(shape.head_dim, 64) + 32) * 2 + 2 * _up(shape.head_dim, 32) * 2
+    queries = MAX_WIDTH * (_up(shape.head_dim, 64) + 32) * 2 + 2 * _up(shape.head_dim, 32) * 2 + 2 * MAX_WIDTH * 4
     results = MAX_WIDTH * _up(shape.head_dim, 16) * 4
     scratch = queries + 2 * CONSUMER_WARPS * MAX_WIDTH * 4 + results
     chunk = slot_units(plan) * plan.layout.block
@@ -83,8 +83,9 @@ def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:
     fixed += 8 * len(program.projections)
     narrow = (shared_limit - fixed) // slot_bytes(plan)
     needed = max(program.hidden, shape.heads * shape.head_dim)
+    new_block = BLOCK_POSITIONS * (_up(shape.head_dim, 32) + _up(shape.head_dim, 16)) * 2  # keys and values of a wide pass
     for widest in reversed(columns):
-        wide = narrow - -(-MAX_WIDTH * (widest + 32) * 2 // slot_bytes(plan))
+        wide = narrow - -(-max(MAX_WIDTH * (widest + 32) * 2, new_block) // slot_bytes(plan))
         if wide >= MIN_WIDE_SLOTS and widest >= needed:
             return narrow, wide, widest
     raise UnsupportedModelError(

@@ -87,11 +87,24 @@ MONOLANE_DEVICE void merge_splits(int width, int splits, uint32_t step) {
   }
 }
 
-// A result of attention: where it is the only split, for the stage that follows.
+// Four dimensions of a head, from d on, a result of attention: where it is the only split, for the stage that follows.
 template <bool kWide>
-MONOLANE_DEVICE void publish_part(int position, int split, int splits, int element, float v, uint32_t step) {
-  if (splits == 1) return hand_over<kWide>(kAttended, element, position, v, step);
-  ptx::store_relaxed(part_of(position, split) + element, tagged(v, step));
+MONOLANE_DEVICE void publish_part(int position, int split, int splits, int head, int d, const float (&v)[4], uint32_t step) {
+  const int element = head * kHeadDim + d;
+  if (kWide && splits == 1) {
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      if (d + j < kHeadDim) hand_over<true>(kAttended, element + j, position, v[j], step);
+    return;
+  }
+  uint32_t* to = splits == 1 ? monolane_launch.words + kWordOffsets[kAttended] + element : part_of(position, split) + element;
+  if constexpr (kHeadDim % 4 == 0) {
+    if (d < kHeadDim) ptx::store_relaxed(reinterpret_cast<Word4*>(to), Word4{tagged(v[0], step), tagged(v[1], step), tagged(v[2], step), tagged(v[3], step)});
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      if (d + j < kHeadDim) ptx::store_relaxed(to + j, tagged(v[j], step));
+  }
 }
 
 MONOLANE_DEVICE int query_norm(int layer) { return kQueryNorm + layer * kConstantsPerLayer; }
@@ -99,7 +112,7 @@ MONOLANE_DEVICE int key_norm(int layer) { return kKeyNorm + layer * kConstantsPe
 
 // --- narrow: one position ---
 
-constexpr int kNarrowRows = lesser(kGroup, kRowsAtOnce);
+using NarrowSplit = Split<false, lesser(kGroup, kRowsAtOnce)>;
 
 // Vector v of the item: its queries, then the new key and value. This lane's pairs, as soon as they are there.
 MONOLANE_DEVICE void await_pairs(int at, uint32_t step, float (&low)[kPairs], float (&high)[kPairs]) {
@@ -134,7 +147,7 @@ MONOLANE_DEVICE void receive(int head, int first_row, int rows, bool newest, con
       rotate(query_turn, low, high);
     else if (v == rows)
       rotate(key_turn, low, high);
-    store_pairs<round_up(kHeadDim, kBlock)>(low, high, [&](int d, uint16_t x) { to[d] = x; });
+    store_pairs<round_up(kHeadDim, kBlock)>(low, high, [&](int d, uint16_t x) { to[v < rows ? NarrowSplit::query_place(d) : d] = x; });
   }
 }
 
@@ -158,16 +171,17 @@ MONOLANE_DEVICE void attend_narrow(int layer, int position, uint32_t step, Recei
     const bool newest = split == span.splits - 1;
     for (int first_row = 0; first_row < kGroup; first_row += kRowsAtOnce) {
       const int rows = min(kRowsAtOnce, kGroup - first_row);
-      Split<false, kNarrowRows> part(layer, head, position, 1, span, split);
+      NarrowSplit part(layer, head, position, 1, span, split);
       part.ask();
       const Turn query_turn = turn_of(position, query_norm(layer)), key_turn = kQkNorm ? turn_of(position, key_norm(layer)) : query_turn;
+      part.clean();
       sync_consumers();  // the sums of the stage before have been read
       receive(head, first_row, rows, newest, query_turn, key_turn, step - 1);
       sync_consumers();
       received();
       part.see(rows);
       part.merge(
-          rows, [&](int row, int d, float v) { publish_part<false>(0, split, span.splits, (head * kGroup + first_row + row) * kHeadDim + d, v, step); },
+          rows, newest, [&](int row, int d, const float (&v)[4]) { publish_part<false>(0, split, span.splits, head * kGroup + first_row + row, d, v, step); },
           [&](int row, float mass) {
             if (span.splits > 1) ptx::store_relaxed(mass_of(0, split, head * kGroup + first_row + row), tagged_float(mass, step));
           });
@@ -180,20 +194,32 @@ MONOLANE_DEVICE void attend_narrow(int layer, int position, uint32_t step, Recei
 
 // --- wide: up to sixteen positions of one block of the cache ---
 
-// Keys and values of all positions first: later ones look at earlier ones.
+// The new key and value of one position and key/value head, by a warp: `key(element, bf16)`, `value(element, bf16)`.
+template <class Key, class Value>
+MONOLANE_DEVICE void turn_pair(int layer, int head, int row, int position, Key key, Value value) {
+  const int r = position % kBlockPositions;
+  const float* from = monolane_launch.wide_qkv + row * (kQueries + 2 * kKeys) + kQueries + head * kHeadDim;
+  float low[2][kPairs], high[2][kPairs];  // of the key, of the value
+  load_pairs(from, low[0], high[0]);
+  load_pairs(from + kKeys, low[1], high[1]);
+  rotate(turn_of(position, key_norm(layer)), low[0], high[0]);
+  store_pairs<kDimUnits * kBlock>(low[0], high[0], [&](int d, uint16_t x) { key(key_element(r, d), x); });
+  store_pairs<kHeadDim>(low[1], high[1], [&](int d, uint16_t x) { value(value_element(r, d), x); });
+}
+
+// Keys and values of all positions, for the passes to come. The last blocks of threads begin: they have the least to attend to.
 MONOLANE_DEVICE void append_wide(int layer, int start, int width) {
-  for (int i = worker_index() * kConsumerWarps + warp_index(); i < width * kKvHeads; i += kWorkers * kConsumerWarps) {
-    const int head = i % kKvHeads, position = start + i / kKvHeads, r = position % kBlockPositions;
-    const float* from = monolane_launch.wide_qkv + i / kKvHeads * (kQueries + 2 * kKeys) + kQueries + head * kHeadDim;
-    uint16_t* keys = key_block(layer, head, position / kBlockPositions);
-    uint16_t* values = value_block(layer, head, position / kBlockPositions);
-    float low[2][kPairs], high[2][kPairs];  // of the key, of the value
-    load_pairs(from, low[0], high[0]);
-    load_pairs(from + kKeys, low[1], high[1]);
-    rotate(turn_of(position, key_norm(layer)), low[0], high[0]);
-    store_pairs<kHeadDim>(low[0], high[0], [&](int d, uint16_t x) { keys[key_element(r, d)] = x; });
-    store_pairs<kHeadDim>(low[1], high[1], [&](int d, uint16_t x) { values[value_element(r, d)] = x; });
+  for (int i = (kWorkers - 1 - worker_index()) * kConsumerWarps + warp_index(); i < width * kKvHeads; i += kWorkers * kConsumerWarps) {
+    const int head = i % kKvHeads, row = i / kKvHeads, block = (start + row) / kBlockPositions;
+    uint16_t *keys = key_block(layer, head, block), *values = value_block(layer, head, block);
+    turn_pair(layer, head, row, start + row, [&](int at, uint16_t x) { keys[at] = x; }, [&](int at, uint16_t x) { values[at] = x; });
   }
+}
+
+// The same for this block's own use: later positions look at earlier ones.
+MONOLANE_DEVICE void turn_keys(int layer, int head, int start, int width) {
+  for (int row = warp_index(); row < width; row += kConsumerWarps)
+    turn_pair(layer, head, row, start + row, [&](int at, uint16_t x) { attention::fresh_keys()[at] = x; }, [&](int at, uint16_t x) { attention::fresh_values()[at] = x; });
 }
 
 // The queries of one head, as bf16 rows in the scratch. A warp has two of them, and asks for both before it waits.
@@ -218,23 +244,24 @@ MONOLANE_DEVICE void turn_queries(int layer, int head, int start, int width) {
 }
 
 MONOLANE_DEVICE void attend_wide(int layer, int start, int width, uint32_t step) {
-  append_wide(layer, start, width);
-  grid_barrier();
   const Span span = span_of(start, window_of(layer));
   for (int item = worker_index(); item < kHeads * span.splits; item += kWorkers) {
     const int head = item % kHeads, split = item / kHeads;
     Split<true, kRowsAtOnce> part(layer, head / kGroup, start, width, span, split);
     part.ask();
+    if (split == span.splits - 1) turn_keys(layer, head / kGroup, start, width);
     turn_queries(layer, head, start, width);
     sync_consumers();
     part.see(width);
     part.merge(
-        width, [&](int row, int d, float v) { publish_part<true>(row, split, span.splits, head * kHeadDim + d, v, step); },
+        width, false, [&](int row, int d, const float (&v)[4]) { publish_part<true>(row, split, span.splits, head, d, v, step); },
         [&](int row, float mass) {
           if (span.splits > 1) ptx::store_relaxed(mass_of(row, split, head), tagged_float(mass, step));
         });
     sync_consumers();  // the scratch is free for others
   }
+  if (start % kBlockPositions) grid_barrier();  // somebody may be looking at what the block had before
+  append_wide(layer, start, width);
   if (span.splits > 1) merge_splits<true>(width, span.splits, step);
 }
 

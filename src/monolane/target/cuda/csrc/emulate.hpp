@@ -230,6 +230,10 @@ MONOLANE_DEVICE void store_relaxed(uint32_t* p, uint32_t v) {
   emulate::act();
   __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
+MONOLANE_DEVICE void store_relaxed(Word4* p, const Word4& v) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(p);
+  store_relaxed(words, v.x), store_relaxed(words + 1, v.y), store_relaxed(words + 2, v.z), store_relaxed(words + 3, v.w);
+}
 MONOLANE_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
   emulate::act();
   __atomic_store_n(p, v, __ATOMIC_RELAXED);

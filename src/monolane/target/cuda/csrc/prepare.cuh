@@ -84,8 +84,10 @@ MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fet
   return squares;
 }
 
+template <int kForm, int kThreadCount>
+constexpr int kFours = divide_up(kPaddedCols<kForm>, kThreadCount * 4);  // of a thread
 template <int kForm, int kThreadCount, int kMost>
-constexpr int kBurstOf = lesser(kMost, divide_up(kPaddedCols<kForm>, kThreadCount * 4));
+constexpr int kBurstOf = divide_up(kFours<kForm, kThreadCount>, divide_up(kFours<kForm, kThreadCount>, kMost));
 
 // Words that carry tags, looked at until all tags are right.
 template <int kForm>

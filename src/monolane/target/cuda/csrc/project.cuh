@@ -27,6 +27,8 @@ struct Share {
   static constexpr int kMine = divide_up(kChunkUnits, kGroupWarps);    // units of a chunk, for one warp
   static constexpr bool kAlike = kChunks * kChunkUnits == kUnits;
 
+  MONOLANE_DEVICE static int units_of(int chunk) { return min(kChunkUnits, kUnits - chunk * kChunkUnits); }
+
   // Whether a warp has a j-th unit in a chunk of so many. What lies behind a short chunk in its slot is another chunk's: it
   // must not be multiplied, not even with zero.
   MONOLANE_DEVICE static bool there(int j, int units, int warp) {
@@ -180,7 +182,7 @@ template <bool kWide, int kForm, int kPositions, bool kStaged, class Prepare, cl
 MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x, int stride, int width, Prepare prepare, Finish finish) {
   using S = Share<kForm>;
   constexpr int kBatch = kPositions > 1 ? kBatchOfMany : kBatchOfOne;
-  constexpr int kAhead = kWide ? 1 : 2;  // chunks in registers
+  constexpr int kAhead = kWide ? 1 : kForms[kForm].ahead;  // chunks in registers
   constexpr bool kGate = kForms[kForm].output == Output::kGate;
   constexpr int kPerTile = kGate ? kForms[kForm].tile_rows / 2 : kForms[kForm].tile_rows;
   constexpr bool kHolds = kPositions == 1 && S::kOwnChunks == 1;  // the same part of the input for every tile
@@ -190,17 +192,18 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
   const int own = S::kWhole ? divide_up(tiles - group, kGroups) : tiles * S::kOwnChunks;  // chunks of this group
   int left = own;
   // Zeroed, or else the compiler keeps what the stage before has left, all the way to here, and spills.
-  Word4 even[S::kMine] = {}, odd[S::kMine] = {};
+  Word4 one[S::kMine] = {}, two[S::kMine] = {}, three[S::kMine] = {};
   const auto take = [&](Word4 (&weights)[S::kMine]) {
     if (left > 0) cursor.take(weights, warp, lane), left--;
   };
-  take(even);
-  if (kAhead > 1) take(odd);
+  take(one);
+  if (kAhead > 1) take(two);
+  if (kAhead > 2) take(three);
   about_to_wait(kForWords);
   const float scale = prepare();
   about_to_wait(kForCopy);
   Inputs<kForm, 0, kHolds ? S::kMine : 1> held;
-  if constexpr (kHolds) held.load(mine, S::kUnits - part * S::kChunkUnits, warp);
+  if constexpr (kHolds) held.load(mine, S::units_of(part), warp);
   float sums[4][4] = {};
   int first = 0, count = min(kBatch, tiles);          // of the batch
   int tile = S::kWhole ? group : 0, chunk = 0;        // of the batch; of this group's chunks of the tile
@@ -225,7 +228,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
       if (first >= tiles) return false;
     }
     const int before = (S::kOwnChunks > 1 ? chunk * kGroups : 0);  // chunks of the tile, other than `part`
-    const int units = S::kUnits - (before + part) * S::kChunkUnits;
+    const int units = S::units_of(before + part);
     if constexpr (kHolds)
       held.multiply(weights, units, warp, sums);
     else if constexpr (kPositions == 1)
@@ -240,7 +243,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
     return true;
   };
 #pragma unroll 1
-  while (step(even) && (kAhead == 1 || step(odd))) {
+  while (step(one) && (kAhead < 2 || step(two)) && (kAhead < 3 || step(three))) {
   }
   cursor.turn = S::kWhole ? group + own * kGroups - tiles : group;
 }

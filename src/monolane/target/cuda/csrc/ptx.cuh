@@ -141,6 +141,9 @@ MONOLANE_DEVICE uint32_t load_acquire(const uint32_t* p) {
   return v;
 }
 MONOLANE_DEVICE void store_relaxed(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+MONOLANE_DEVICE void store_relaxed(Word4* p, const Word4& v) {  // each word by itself
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 MONOLANE_DEVICE void store_relaxed(uint64_t* p, uint64_t v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 MONOLANE_DEVICE void add_release(uint32_t* p, uint32_t v) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 MONOLANE_DEVICE uint32_t add_acquire_release(uint32_t* p, uint32_t v) {

@@ -9,10 +9,10 @@
 namespace monolane {
 
 constexpr int kRowsAtOnce = 16;
-// Blocks that a warp holds at once, four registers a unit: as many as its running results leave room for. At the beginning
-// of a narrow pass there are none yet, and twice as many fit.
+// Blocks that a warp holds at once, four registers a unit. More would fit (two blocks of 128 dimensions, two steps of two
+// blocks of 64), but then other things do not, and are spilled.
 constexpr int kPairUnits = kKeyUnits + kValueUnits;
-constexpr int kStepBlocks = 2 * kPairUnits <= 16 ? 2 : 1, kFirstBlocks = kGroup > 8 || kPairUnits > 16 ? 1 : 2;
+constexpr int kStepBlocks = 2 * kPairUnits <= 16 ? 2 : 1;
 constexpr bool kHoldValues = kStepBlocks * kPairUnits <= 16;  // together with the keys
 constexpr int kWantedAhead = 1;  // steps between those that are asked for and those that are wanted in L2
 constexpr int kPaddedDim = kValueUnits * 16;
@@ -21,7 +21,8 @@ constexpr int kPaddedDim = kValueUnits * 16;
 
 constexpr int kQueryStride = round_up(kHeadDim, 64) + 32;  // elements: two rows share no bank
 constexpr int kFreshOffset = kRowsAtOnce * kQueryStride * 2;
-constexpr int kTopsOffset = kFreshOffset + 2 * round_up(kHeadDim, kBlock) * 2;
+constexpr int kShareOffset = kFreshOffset + 2 * round_up(kHeadDim, kBlock) * 2;
+constexpr int kTopsOffset = kShareOffset + 2 * kRowsAtOnce * 4;
 constexpr int kTotalsOffset = kTopsOffset + 2 * kConsumerWarps * kRowsAtOnce * 4;
 // Scores are kept as logarithms of two.
 constexpr float kScoreFactor = kScale * 1.4426950408889634f;
@@ -31,42 +32,52 @@ namespace attention {
 MONOLANE_DEVICE uint16_t* queries() { return shared::at<uint16_t>(kXOffset); }                    // [row][kQueryStride]
 MONOLANE_DEVICE uint16_t* fresh_key() { return shared::at<uint16_t>(kXOffset + kFreshOffset); }
 MONOLANE_DEVICE uint16_t* fresh_value() { return fresh_key() + round_up(kHeadDim, kBlock); }
+MONOLANE_DEVICE float* fresh_weights() { return shared::at<float>(kXOffset + kShareOffset); }        // [row]
+MONOLANE_DEVICE float* fresh_tops() { return fresh_weights() + kRowsAtOnce; }                       // [row]
+// Of a wide pass: the block of the cache that its positions are in, as far as they are new. Its inputs are not there meanwhile.
+MONOLANE_DEVICE uint16_t* fresh_keys() { return shared::wide_x(); }
+MONOLANE_DEVICE uint16_t* fresh_values() { return shared::wide_x() + kKeyUnits * kUnitElements; }
 MONOLANE_DEVICE float* tops() { return shared::at<float>(kXOffset + kTopsOffset); }               // [warp][row]
 MONOLANE_DEVICE float* weights() { return tops() + kConsumerWarps * kRowsAtOnce; }                // [warp][row]
 MONOLANE_DEVICE float* totals() { return shared::at<float>(kXOffset + kTotalsOffset); }           // [warp][row][kPaddedDim]
 
 }  // namespace attention
 
+static_assert(kWideXOffset + kPairUnits * kUnitBytes <= kRingBytes, "the new block of a wide pass does not fit");
+
 // --- what a warp holds and sees ---
 
 // Blocks of the cache in registers.
-template <int kSteps>
 struct Held {
-  Word4 keys[kSteps * kKeyUnits], values[kSteps * kValueUnits];
+  Word4 keys[kStepBlocks * kKeyUnits], values[kStepBlocks * kValueUnits];
 
   MONOLANE_DEVICE void ask_keys(int layer, int head, int block, int end) { ask<kKeyUnits>(keys, key_block(layer, head, block), block, end); }
   MONOLANE_DEVICE void ask_values(int layer, int head, int block, int end) { ask<kValueUnits>(values, value_block(layer, head, block), block, end); }
 
-  // The position that is being decoded is not in the cache yet: put it in its place.
-  MONOLANE_DEVICE void put(int i, int r) {
-    const int g = lane_index() / 4, t = lane_index() % 4;
-    if (g == r % 8) {
+  // The position that is being decoded is not in the cache yet: put its key in its place. Its value, times its weight, is
+  // added when results are merged.
+  MONOLANE_DEVICE void put_key(int i, int r) {
+    if (lane_index() / 4 != r % 8) return;
 #pragma unroll
-      for (int j = 0; j < kKeyUnits; j++)
-        if (j / kDimUnits == r / 8) keys[i * kKeyUnits + j] = *reinterpret_cast<const Word4*>(attention::fresh_key() + j % kDimUnits * kBlock + t * 8);
-    }
-    if (t == r % 8 / 2) {
-      const uint32_t lower = r % 2 ? 0x5410u : 0x3254u;  // which half of a pair is new
-      const auto put = [&](uint32_t& word, uint32_t v) { word = ptx::pick_bytes(word, v, lower); };
+    for (int j = 0; j < kKeyUnits; j++)
+      if (j / kDimUnits == r / 8) keys[i * kKeyUnits + j] = *reinterpret_cast<const Word4*>(attention::fresh_key() + j % kDimUnits * kBlock + lane_index() % 4 * 8);
+  }
+
+  // The positions of a wide pass, `first` to `last` of block i, are not in the cache yet either: they lie in the scratch.
+  MONOLANE_DEVICE void put_many(int i, int first, int last) {
+    const int g = lane_index() / 4, low = lane_index() % 4 * 2;
+    const auto fresh = [&](const uint16_t* from, int j) { return reinterpret_cast<const Word4*>(from)[j * 32 + lane_index()]; };
 #pragma unroll
-      for (int j = 0; j < kValueUnits; j++) {
-        Word4& unit = values[i * kValueUnits + j];
-        const uint32_t first = attention::fresh_value()[j * 16 + g], second = attention::fresh_value()[j * 16 + 8 + g];
-        if (r < 8)
-          put(unit.x, first), put(unit.z, second);
-        else
-          put(unit.y, first), put(unit.w, second);
-      }
+    for (int j = 0; j < kKeyUnits; j++)
+      if (j / kDimUnits * 8 + g >= first && j / kDimUnits * 8 + g <= last) keys[i * kKeyUnits + j] = fresh(attention::fresh_keys(), j);
+    const auto old = [&](int r) { return (r < first ? 0xffffu : 0u) | (r + 1 < first ? 0xffff0000u : 0u); };
+    const uint32_t one = old(low), two = old(low + 8);
+#pragma unroll
+    for (int j = 0; j < kValueUnits; j++) {
+      Word4& unit = values[i * kValueUnits + j];
+      const Word4 v = fresh(attention::fresh_values(), j);
+      unit.x = (unit.x & one) | (v.x & ~one), unit.y = (unit.y & two) | (v.y & ~two);
+      unit.z = (unit.z & one) | (v.z & ~one), unit.w = (unit.w & two) | (v.w & ~two);
     }
   }
 
@@ -94,12 +105,13 @@ struct Held {
 };
 
 // A warp's running result: of rows g and, where there are more than eight, g + 8. A fresh one begins with the blocks it is
-// given: until then it takes no registers.
+// given: until then it takes no registers. Where there are no more than eight rows, the lower half of a product is of no
+// use; that of scores has a second half of the dimensions (see query_place).
 template <bool kHigh>
 class Strand {
  public:
   static constexpr int kRows = kHigh ? 2 : 1;
-  float top[kRows], sum[kRows], total[2 * kValueUnits][2 * kRows];
+  float top[kRows], sum[kRows], total[2 * kValueUnits][4];
 
   MONOLANE_DEVICE void clear() {
 #pragma unroll
@@ -109,28 +121,17 @@ class Strand {
 
   // Weights of the positions from `first` on that lie in [low, limit] of their row, as pairs for the next product. `whole`:
   // all of them do.
-  template <bool kFresh, int kSteps>
-  MONOLANE_DEVICE void weigh(const Held<kSteps>& held, int rows, int first, bool whole, const int (&low)[2], const int (&limit)[2], uint32_t (&weights)[kSteps][4]) {
-    float scores[2 * kSteps][2 * kRows] = {};
-    const int g = lane_index() / 4, t = lane_index() % 4;
-    const uint16_t* q = attention::queries() + t * 8;
+  template <bool kFresh>
+  MONOLANE_DEVICE void weigh(const Held& held, int rows, int first, bool whole, const int (&low)[2], const int (&limit)[2], uint32_t (&weights)[kStepBlocks][4]) {
+    float scores[2 * kStepBlocks][2 * kRows];
+    const int t = lane_index() % 4;
 #pragma unroll
-    for (int u = 0; u < kDimUnits; u++) {
-      const Word4 a = *reinterpret_cast<const Word4*>(q + min(g, rows - 1) * kQueryStride + u * kBlock);
-      Word4 b{0, 0, 0, 0};
-      if (kHigh) b = *reinterpret_cast<const Word4*>(q + min(g + 8, rows - 1) * kQueryStride + u * kBlock);
-#pragma unroll
-      for (int tile = 0; tile < 2 * kSteps; tile++) {
-        const Word4& key = held.keys[tile * kDimUnits + u];
-        multiply(scores[tile], a.x, b.x, a.y, b.y, key.x, key.y);
-        multiply(scores[tile], a.z, b.z, a.w, b.w, key.z, key.w);
-      }
-    }
+    for (int tile = 0; tile < 2 * kStepBlocks; tile += 2) score(held.keys + tile * kDimUnits, rows, scores[tile], scores[tile + 1]);
 #pragma unroll
     for (int r = 0; r < kRows; r++) {
       if (!whole) {
 #pragma unroll
-        for (int tile = 0; tile < 2 * kSteps; tile++)
+        for (int tile = 0; tile < 2 * kStepBlocks; tile++)
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             const int position = first + tile * 8 + 2 * t + e;
@@ -139,7 +140,7 @@ class Strand {
       }
       float highest = fmaxf(scores[0][2 * r], scores[0][2 * r + 1]);
 #pragma unroll
-      for (int tile = 1; tile < 2 * kSteps; tile++) highest = fmaxf(highest, fmaxf(scores[tile][2 * r], scores[tile][2 * r + 1]));
+      for (int tile = 1; tile < 2 * kStepBlocks; tile++) highest = fmaxf(highest, fmaxf(scores[tile][2 * r], scores[tile][2 * r + 1]));
       highest = fmaxf(highest, ptx::shuffle_xor(highest, 1));
       highest = fmaxf(highest, ptx::shuffle_xor(highest, 2));
       highest = kFresh ? highest * kScoreFactor : fmaxf(top[r], highest * kScoreFactor);
@@ -154,26 +155,41 @@ class Strand {
       }
       top[r] = highest;
 #pragma unroll
-      for (int tile = 0; tile < 2 * kSteps; tile++) {
+      for (int tile = 0; tile < 2 * kStepBlocks; tile++) {
         const float w0 = ptx::power_of_two(scores[tile][2 * r] * kScoreFactor - base), w1 = ptx::power_of_two(scores[tile][2 * r + 1] * kScoreFactor - base);
         sum[r] += w0 + w1;
         weights[tile / 2][tile % 2 * 2 + r] = ptx::bf16_pair(w0, w1);
-        if (!kHigh) weights[tile / 2][tile % 2 * 2 + 1] = 0;
+        if (!kHigh) weights[tile / 2][tile % 2 * 2 + 1] = 0;  // anything
       }
     }
   }
 
-  template <bool kFresh, int kSteps>
-  MONOLANE_DEVICE void gather(const Held<kSteps>& held, const uint32_t (&weights)[kSteps][4]) {
+  template <bool kFresh>
+  MONOLANE_DEVICE void gather(const Held& held, const uint32_t (&weights)[kStepBlocks][4]) {
     if (kFresh) clear_totals();
+    constexpr int kTogether = 2;  // units: enough products between two of one sum, and few sums before their values are used up
 #pragma unroll
-    for (int i = 0; i < kSteps; i++)
+    for (int first = 0; first < kValueUnits; first += kTogether)
 #pragma unroll
-      for (int j = 0; j < kValueUnits; j++) {
-        const Word4& value = held.values[i * kValueUnits + j];
-        multiply(total[2 * j], weights[i][0], weights[i][1], weights[i][2], weights[i][3], value.x, value.y);
-        multiply(total[2 * j + 1], weights[i][0], weights[i][1], weights[i][2], weights[i][3], value.z, value.w);
-      }
+      for (int i = 0; i < kStepBlocks; i++)
+#pragma unroll
+        for (int j = first; j < lesser(first + kTogether, kValueUnits); j++) {
+          const Word4& value = held.values[i * kValueUnits + j];
+          ptx::mma(total[2 * j], weights[i][0], weights[i][1], weights[i][2], weights[i][3], value.x, value.y);
+          ptx::mma(total[2 * j + 1], weights[i][0], weights[i][1], weights[i][2], weights[i][3], value.z, value.w);
+        }
+  }
+
+  // The weights of position r of a block, for the merge: the value they belong to is not in the cache yet.
+  MONOLANE_DEVICE void note(int r, const uint32_t (&weights)[4]) const {
+    if (lane_index() % 4 != r % 8 / 2) return;
+#pragma unroll
+    for (int n = 0; n < kRows; n++) {
+      const uint32_t pair = r < 8 ? weights[n] : weights[2 + n];
+      const int row = lane_index() / 4 + 8 * n;
+      attention::fresh_weights()[row] = ptx::float_of(r % 2 ? pair & 0xffff0000u : pair << 16);
+      attention::fresh_tops()[row] = top[n];
+    }
   }
 
   MONOLANE_DEVICE void finish_sums() {
@@ -185,18 +201,40 @@ class Strand {
   }
 
  private:
+  // The keys of one block with all queries.
+  MONOLANE_DEVICE static void score(const Word4* keys, int rows, float (&low)[2 * kRows], float (&high)[2 * kRows]) {
+    const int g = lane_index() / 4;
+    const uint16_t* q = attention::queries() + lane_index() % 4 * 8;
+    float sums[2][4] = {}, others[2][4] = {};
+#pragma unroll
+    for (int u = 0; u < kDimUnits; u++) {
+      const Word4 a = *reinterpret_cast<const Word4*>(q + min(g, rows - 1) * kQueryStride + u * kBlock);
+      Word4 b{0, 0, 0, 0};
+      if (kHigh) b = *reinterpret_cast<const Word4*>(q + min(g + 8, rows - 1) * kQueryStride + u * kBlock);
+#pragma unroll
+      for (int tile = 0; tile < 2; tile++) {
+        const Word4& key = keys[tile * kDimUnits + u];
+        if (kHigh) {
+          ptx::mma(sums[tile], a.x, b.x, a.y, b.y, key.x, key.y);
+          ptx::mma(sums[tile], a.z, b.z, a.w, b.w, key.z, key.w);
+        } else {
+          ptx::mma(sums[tile], a.x, a.y, a.z, a.w, key.x, key.y);
+          ptx::mma(others[tile], a.x, a.y, a.z, a.w, key.z, key.w);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kRows; i++) {
+      low[i] = kHigh ? sums[0][i] : sums[0][i] + others[0][i + 2 * !kHigh];
+      high[i] = kHigh ? sums[1][i] : sums[1][i] + others[1][i + 2 * !kHigh];
+    }
+  }
+
   MONOLANE_DEVICE void clear_totals() {
 #pragma unroll
     for (int j = 0; j < 2 * kValueUnits; j++)
 #pragma unroll
-      for (int i = 0; i < 2 * kRows; i++) total[j][i] = 0.0f;
-  }
-
-  MONOLANE_DEVICE static void multiply(float (&c)[2 * kRows], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    float sums[4] = {c[0], c[1], kHigh ? c[2 * kRows - 2] : 0.0f, kHigh ? c[2 * kRows - 1] : 0.0f};
-    ptx::mma(sums, a0, a1, a2, a3, b0, b1);
-#pragma unroll
-    for (int i = 0; i < 2 * kRows; i++) c[i] = sums[i];
+      for (int i = 0; i < 4; i++) total[j][i] = 0.0f;
   }
 };
 
@@ -206,14 +244,13 @@ class Strand {
 template <bool kWide, int kMostRows>
 class Split {
  public:
-  static constexpr bool kHigh = kMostRows > 8 || kHeadDim <= 64;
-  static constexpr int kFirst = kWide ? kStepBlocks : kFirstBlocks;
-  static constexpr bool kHoldFirst = !kWide || kHoldValues;
+  static constexpr bool kHigh = kMostRows > 8;
+  static constexpr int kStride = kConsumerWarps * kStepBlocks;  // blocks that all warps see in one step
 
   // `position`: of the first row; in a wide pass each row is one further.
   MONOLANE_DEVICE Split(int layer, int head, int position, int width, const Span& span, int split)
-      : layer_(layer), head_(head), last_(position + width - 1), end_(span.first + min(span.blocks, (split + 1) * span.length)),
-        block_(span.first + split * span.length + warp_index() * kFirst) {
+      : layer_(layer), head_(head), first_(position % kBlockPositions), last_(position + width - 1), end_(span.first + min(span.blocks, (split + 1) * span.length)),
+        block_(span.first + split * span.length + warp_index() * kStepBlocks) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int own = kWide ? position + min(lane_index() / 4 + 8 * r, width - 1) : position;
@@ -224,29 +261,37 @@ class Split {
   }
 
   // The first of this warp's blocks, before the queries are there.
-  MONOLANE_DEVICE void ask() { ask<kHoldFirst>(held_, block_); }
+  MONOLANE_DEVICE void ask() {
+    held_.ask_keys(layer_, head_, block_, cached_end());
+    if (kHoldValues) held_.ask_values(layer_, head_, block_, cached_end());
+  }
 
-  // All of this warp's blocks; a new position's key and value lie in the scratch.
+  // In a narrow pass the value of the last position is not there yet, and what lies in its place is as good as nothing.
+  MONOLANE_DEVICE void clean() {
+#pragma unroll
+    for (int i = 0; i < kStepBlocks; i++)
+      if (is_newest(block_ + i)) held_.clean_values(i, last_ % kBlockPositions - !kWide);
+  }
+
+  // The queries lie in the scratch: where the dimensions of a row lie. Where rows are few, as four registers want them that
+  // are an operand as they are loaded, as inputs of projections do (see input_place).
+  MONOLANE_DEVICE static int query_place(int d) { return kHigh ? d : d / 8 * 8 + d % 4 / 2 * 4 + d % 8 / 4 * 2 + d % 2; }
+
+  // All of this warp's blocks; a new position's key lies in the scratch.
   MONOLANE_DEVICE void see(int rows) {
-    if constexpr (kWide) {
+    if (kWide)
       strand_.clear();
-      see_rest(held_, rows);
-      return strand_.finish_sums();
-    }
-    step<true, kHoldFirst>(held_, rows, [] {});
-    block_ += kConsumerWarps * kFirst - warp_index() * (kFirst - kStepBlocks);
-    if (block_ < end_) {
-      Held<kStepBlocks> rest;
-      ask<kHoldValues>(rest, block_);
-      see_rest(rest, rows);
-    }
+    else
+      step<true>(rows);
+#pragma unroll 1
+    while (block_ < end_) step<false>(rows);
     strand_.finish_sums();
   }
 
-  // The results of all warps as one, four dimensions of a row by a thread: `publish(row, d, value)`, and `weigh(row,
-  // logarithm of the weight of it all)`.
+  // The results of all warps as one, four dimensions of a row by a thread: `publish(row, d, four values)`, and `weigh(row,
+  // logarithm of the weight of it all)`. `newest`: the position that is being decoded is in this split.
   template <class Publish, class Weigh>
-  MONOLANE_DEVICE void merge(int rows, Publish publish, Weigh weigh) {
+  MONOLANE_DEVICE void merge(int rows, bool newest, Publish publish, Weigh weigh) {
     constexpr int kRowsKept = kWide ? kRowsAtOnce : kMostRows, kTotals = kRowsKept * kPaddedDim, kFours = kPaddedDim / 4;
     constexpr int kFit = (kAttendBytes - kTotalsOffset) / (kTotals * 4);  // warps whose results the scratch has room for
     static_assert(kFit > 0, "attention's scratch");
@@ -288,36 +333,49 @@ class Split {
       const int i = thread + n * kConsumers, row = i / kFours, d = i % kFours * 4;
       if (row >= rows) continue;
       const float scale = ptx::divide(1.0f, weight[n]);
+      if (newest) {
+        const float share = ptx::power_of_two(attention::fresh_tops()[row] - top[n]) * attention::fresh_weights()[row];
 #pragma unroll
-      for (int j = 0; j < 4; j++)
-        if (kHeadDim == kPaddedDim || d + j < kHeadDim) publish(row, d + j, value[n][j] * scale);
+        for (int j = 0; j < 4; j++)
+          if (kHeadDim == kPaddedDim || d + j < kHeadDim) value[n][j] += share * widen(attention::fresh_value()[d + j]);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; j++) value[n][j] *= scale;
+      publish(row, d, value[n]);
       if (d == 0) weigh(row, top[n] + ptx::logarithm_of_two(weight[n]));
     }
   }
 
  private:
-  template <bool kValues, int kSteps>
-  MONOLANE_DEVICE void ask(Held<kSteps>& held, int block) {
-    held.ask_keys(layer_, head_, block, end_);
-    if (kValues) held.ask_values(layer_, head_, block, end_);
-  }
+  MONOLANE_DEVICE int newest() const { return last_ / kBlockPositions; }
+  // In a block that is all new nothing is cached, and somebody may be writing there.
+  MONOLANE_DEVICE int cached_end() const { return kWide && !first_ ? min(end_, newest()) : end_; }
+  // The newest position may be another split's to see.
+  MONOLANE_DEVICE bool is_newest(int block) const { return block == newest() && block < end_; }
 
-  // The blocks that are held; `between` is called when their keys are not needed any more.
-  template <bool kFresh, bool kValues, int kSteps, class Between>
-  MONOLANE_DEVICE void step(Held<kSteps>& held, int rows, Between between) {
-    const int newest = last_ / kBlockPositions;
-    const bool whole = block_ + kSteps <= min(newest, end_) && (!kAnyWindow || block_ * kBlockPositions >= highest_low_);
-    if (!kValues) held.ask_values(layer_, head_, block_, end_);
+  // The blocks that are held; the next ones are on their way meanwhile, into the registers that become free. Fresh: the
+  // first, whose values are clean.
+  template <bool kFresh>
+  MONOLANE_DEVICE void step(int rows) {
+    const int next = block_ + kStride;
+    const bool whole = block_ + kStepBlocks <= min(newest(), end_) && (!kAnyWindow || block_ * kBlockPositions >= highest_low_);
+    if (!kHoldValues) held_.ask_values(layer_, head_, block_, cached_end());
 #pragma unroll
-    for (int i = 0; i < kSteps; i++) {
-      if (block_ + i != newest || newest >= end_) continue;  // the newest position is another split's to see
-      if (!kWide) held.put(i, last_ % kBlockPositions);
-      held.clean_values(i, last_ % kBlockPositions);
+    for (int i = 0; i < kStepBlocks; i++)
+      if (is_newest(block_ + i)) kWide ? held_.put_many(i, first_, last_ % kBlockPositions) : held_.put_key(i, last_ % kBlockPositions);
+    if (!kFresh || !kHoldValues) clean();
+    uint32_t weights[kStepBlocks][4];
+    strand_.template weigh<kFresh>(held_, rows, block_ * kBlockPositions, whole, low_, limit_, weights);
+    if (next < end_) held_.ask_keys(layer_, head_, next, cached_end());
+    if (!kWide) want(next + kWantedAhead * kStride);
+    if constexpr (!kWide) {
+#pragma unroll
+      for (int i = 0; i < kStepBlocks; i++)
+        if (is_newest(block_ + i)) strand_.note(last_ % kBlockPositions, weights[i]);
     }
-    uint32_t weights[kSteps][4];
-    strand_.template weigh<kFresh>(held, rows, block_ * kBlockPositions, whole, low_, limit_, weights);
-    between();
-    strand_.template gather<kFresh>(held, weights);
+    strand_.template gather<kFresh>(held_, weights);
+    if (kHoldValues && next < end_) held_.ask_values(layer_, head_, next, cached_end());
+    block_ = next;
   }
 
   // Blocks of a later step, into L2: who reads them then need not wait for memory.
@@ -326,19 +384,6 @@ class Split {
     if (count <= 0) return;
     prefetch_lines(key_block(layer_, head_, block), count * kKeyUnits * kUnitBytes, lane_index(), 32);
     prefetch_lines(value_block(layer_, head_, block), count * kValueUnits * kUnitBytes, lane_index(), 32);
-  }
-
-  MONOLANE_DEVICE void see_rest(Held<kStepBlocks>& held, int rows) {
-#pragma unroll 1
-    while (block_ < end_) {
-      const int next = block_ + kConsumerWarps * kStepBlocks;
-      step<false, kHoldValues>(held, rows, [&] {
-        if (next < end_) held.ask_keys(layer_, head_, next, end_);  // on their way while these are gathered
-        if (!kWide) want(next + kWantedAhead * kConsumerWarps * kStepBlocks);
-      });
-      if (kHoldValues && next < end_) held.ask_values(layer_, head_, next, end_);
-      block_ = next;
-    }
   }
 
   MONOLANE_DEVICE void keep(float* to, int rows) {
@@ -354,9 +399,9 @@ class Split {
     }
   }
 
-  const int layer_, head_, last_, end_;
+  const int layer_, head_, first_, last_, end_;  // the first row's place in its block; the last row's position
   int block_, low_[2], limit_[2], highest_low_;
-  Held<kFirst> held_;
+  Held held_;
   Strand<kHigh> strand_;
 };
 
