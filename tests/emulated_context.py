@@ -33,6 +33,8 @@ class EmulatedMemory:
     def write(self, address: int, data: NDArray[np.generic]) -> None:
         ctypes.memmove(address, data.ctypes.data, data.nbytes)
 
+    send = write
+
     def download(self, address: int, into: NDArray[np.generic]) -> None:
         ctypes.memmove(into.ctypes.data, address, into.nbytes)
 

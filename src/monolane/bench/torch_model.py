@@ -68,13 +68,25 @@ class Decoder(nn.Module):
         self.register_buffer("positions", torch.arange(context))
 
     def forward(self, token: Tensor, position: Tensor) -> Tensor:
-        x = self.embed(token)
-        turn = self.cosines[position], self.sines[position]
-        behind = position - self.positions
-        seen = [((behind >= 0) & (behind < (window or len(behind)))).view(1, 1, 1, -1) for window in self.windows]
+        x, turn, seen = self.begin(token, position)
         for layer, window in zip(self.layers, self.window_of, strict=True):
             x = layer(x, position, turn, seen[window])
+        return self.end(x)
+
+    def begin(self, token: Tensor, position: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], list[Tensor]]:
+        behind = position - self.positions
+        seen = [((behind >= 0) & (behind < (window or len(behind)))).view(1, 1, 1, -1) for window in self.windows]
+        return self.embed(token), (self.cosines[position], self.sines[position]), seen
+
+    def end(self, x: Tensor) -> Tensor:
         return self.head(self.final_norm(x)).argmax(-1)  # type: ignore[no-any-return]
+
+    def compile_parts(self, mode: str) -> None:
+        """Every part by itself: all layers share one compiled function, so that depth costs no time to compile."""
+        for name in ("begin", "end"):
+            setattr(self, name, torch.compile(getattr(self, name), mode=mode, fullgraph=True, dynamic=False))
+        for layer in self.layers:
+            layer.compile(mode=mode, fullgraph=True, dynamic=False)
 
 
 def fill(decoder: Decoder, config: ModelConfig, weights: Weights) -> None:

@@ -112,6 +112,10 @@ class Context:
         call(driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
         call(driver.cuStreamSynchronize(self._stream))
 
+    def send(self, address: int, data: NDArray[np.generic]) -> None:
+        """The same without waiting: before whatever follows on our stream. ``data`` must stay until then."""
+        call(driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
+
     def download(self, address: int, into: NDArray[np.generic]) -> None:
         call(driver.cuMemcpyDtoH(into.ctypes.data, address, into.nbytes))
 

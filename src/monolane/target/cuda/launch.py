@@ -19,6 +19,7 @@ from monolane.target.cuda.generate import BLOCK_POSITIONS, buffer_places, most_s
 
 BUCKETS = 4096
 LINE_BYTES = 128
+ALIGNMENT = 256  # bytes, of every buffer
 
 
 class Outcome(Structure):
@@ -79,14 +80,16 @@ class Launch(Structure):
     ]
 
 
-class Arena(Protocol):
+class Uploads(Protocol):
     """Memory the kernel sees: a device's, or, for the emulation, our own."""
-
-    def allocate(self, size: int) -> int:
-        """Zeroed bytes, 256-byte aligned; their address."""
 
     def upload(self, data: NDArray[np.generic]) -> int:
         """A copy of an array; its address."""
+
+
+class Arena(Uploads, Protocol):
+    def allocate(self, size: int) -> int:
+        """Zeroed bytes, 256-byte aligned; their address."""
 
 
 def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
@@ -115,8 +118,13 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
     }
 
 
-# What a launch must find zeroed: tags and counters start anew with every launch.
+# What a launch must find zeroed: tags and counters start anew with every launch. They lie behind each other, from `words` on.
 CLEARED = ("words", "qkv_words", "parts", "masses", "arrived", "choices", "counts", "failed")
+
+
+def cleared_bytes(plan: Plan, context: int) -> int:
+    sizes = scratch_sizes(plan, context)
+    return sum(-(-sizes[name] // ALIGNMENT) * ALIGNMENT for name in CLEARED)
 
 
 def rotations(plan: Plan, context: int) -> NDArray[np.float32]:
@@ -151,12 +159,17 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
         deadline_ns=int(deadline_s * 1e9),
         context=context,
     )
-    for name, size in scratch_sizes(plan, context).items():
+    sizes = scratch_sizes(plan, context)
+    place = arena.allocate(cleared_bytes(plan, context))
+    for name in CLEARED:
+        setattr(launch, name, place)
+        place += -(-sizes.pop(name) // ALIGNMENT) * ALIGNMENT
+    for name, size in sizes.items():
         setattr(launch, name, arena.allocate(size))
     return launch
 
 
-def request_struct(request: Request, arena: Arena, scores: int | None) -> structs.Request:
+def request_struct(request: Request, arena: Uploads, scores: int | None) -> structs.Request:
     """A request whose arrays lie where the kernel sees them. ``scores``: store all logits there, sample nothing."""
     fixed = request.sampling.fixed()
     bias = np.frombuffer(bytes(structs.bias_table(fixed)), np.uint8) if fixed.bias else np.zeros(1, np.uint8)

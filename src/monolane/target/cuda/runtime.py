@@ -18,14 +18,15 @@ from monolane.target.base import Finish, Request, Token
 from monolane.target.cuda.driver import Context, Kernel
 from monolane.target.cuda.generate import BLOCK_POSITIONS
 from monolane.target.cuda.launch import (
-    CLEARED,
     Launch,
     Outcome,
+    cleared_bytes,
     entry_bytes,
     model_launch,
     request_struct,
     scratch_sizes,
 )
+from monolane.target.cuda.request_memory import RequestMemory
 from monolane.target.slots import resident_slots
 
 THREADS = 384  # 8 warps that compute, and 4 that stream, look after the block, prefetch, and do nothing
@@ -58,6 +59,8 @@ class CudaTarget:
         self.program = tape.plan.program
         self._plan = tape.plan
         self._launch = model_launch(tape, tokens, context, deadline_s)
+        self._cleared = cleared_bytes(tape.plan, tokens)
+        self._request = RequestMemory(context)
         self._caches = self._make_caches()
         self.slots = len(self._caches)
         self._entries = context.host_memory(entry_bytes(tokens))
@@ -126,26 +129,24 @@ class CudaTarget:
 
     # --- for CudaRun ---
 
-    def start(self, request: Request, scores: int | None, kernel: Kernel) -> tuple[Outcome, list[int]]:
-        """Launch; the host's view of the outcome, and what was uploaded for this request."""
+    def start(self, request: Request, scores: int | None, kernel: Kernel) -> Outcome:
+        """Launch; the host's view of the outcome."""
         with self._lock:
             if self._broken:
                 raise TargetError("This target is closed, or an earlier request got stuck.", "Load the model again.")
             self._context.enter()
             if self._context.running():
                 raise TargetError("A request is still running.", "Wait for it, or abort it.")
-            uploads = _Uploads(self._context)
-            self._launch.request = request_struct(request, uploads, scores)
-            sizes = scratch_sizes(self._plan, self.context)
-            for name in CLEARED:
-                self._context.clear(getattr(self._launch, name), sizes[name])
+            self._request.begin()
+            self._launch.request = request_struct(request, self._request, scores)
+            self._context.clear(self._launch.words, self._cleared)
             ctypes.memset(self._outcome, 0, ctypes.sizeof(Outcome))
             ctypes.c_uint32.from_address(self._abort).value = 0
             shared = self._context.device.shared_limit
             argument = Launch.from_buffer_copy(self._launch)
             argument.keys, argument.values = self._caches[request.slot]
             self._context.launch(kernel, self._plan.workers, THREADS, shared, argument)
-            return Outcome.from_address(self._outcome), uploads.addresses
+            return Outcome.from_address(self._outcome)
 
     def entries(self, start: int, stop: int) -> Sequence[structs.Entry]:
         base = self._entries + start * ctypes.sizeof(structs.Entry)
@@ -158,26 +159,6 @@ class CudaTarget:
         self._context.enter()
         return self._context.running()
 
-    def free(self, addresses: list[int]) -> None:
-        for address in addresses:
-            self._context.free(address)
-
-
-class _Uploads:
-    """What one request brings along; freed when it has ended."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self.addresses: list[int] = []
-
-    def allocate(self, size: int) -> int:
-        self.addresses.append(self._context.allocate(size))
-        return self.addresses[-1]
-
-    def upload(self, data: NDArray[np.generic]) -> int:
-        self.addresses.append(self._context.upload(data))
-        return self.addresses[-1]
-
 
 class CudaRun:
     """A request on the GPU."""
@@ -186,7 +167,7 @@ class CudaRun:
         self._target = target
         self._logprobs = request.logprobs is not None
         self.finish: Finish | None = None
-        self._outcome, self._uploads = target.start(request, scores, kernel)
+        self._outcome = target.start(request, scores, kernel)
         self._seen = 0
 
     def __iter__(self) -> Iterator[list[Token]]:
@@ -199,7 +180,6 @@ class CudaRun:
                 self._seen = made
                 yield tokens
             elif not running:
-                self._target.free(self._uploads)
                 self.finish = self._finish(status)
             else:
                 time.sleep(POLL_S)
