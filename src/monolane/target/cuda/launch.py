@@ -118,7 +118,7 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
     }
 
 
-# What a launch must find zeroed: tags and counters start anew with every launch. They lie behind each other, from `words` on.
+# What a launch must find zeroed: tags and counters start anew with every launch. They lie in a row, from `words` on.
 CLEARED = ("words", "qkv_words", "parts", "masses", "arrived", "choices", "counts", "failed")
 
 
