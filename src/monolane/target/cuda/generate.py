@@ -83,9 +83,7 @@ def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:
     fixed += 8 * len(program.projections)
     narrow = (shared_limit - fixed) // slot_bytes(plan)
     needed = max(program.hidden, shape.heads * shape.head_dim)
-    new_block = BLOCK_POSITIONS * (_up(shape.head_dim, 32) + _up(shape.head_dim, 16)) * 2  # of a wide pass: keys, values
-        BLOCK_POSITIONS * (_up(shape.head_dim, 32) + _up(shape.head_dim, 16)) * 2
-    )  # keys and values of a wide pass
+    new_block = BLOCK_POSITIONS * (_up(shape.head_dim, 32) + _up(shape.head_dim, 16)) * 2  # of a wide pass
     for widest in reversed(columns):
         wide = narrow - -(-max(MAX_WIDTH * (widest + 32) * 2, new_block) // slot_bytes(plan))
         if wide >= MIN_WIDE_SLOTS and widest >= needed:
