@@ -1,6 +1,6 @@
 """A few small requests for NVIDIA's compute-sanitizer, which looks at every access of the kernel. From the repository:
 
-    export PYTHONPATH=src
+    export PYTHONPATH=src:tests
     compute-sanitizer --tool memcheck  --error-exitcode 3 python tests/target/sanitize.py
     compute-sanitizer --tool racecheck --error-exitcode 3 python tests/target/sanitize.py
     compute-sanitizer --tool synccheck --error-exitcode 3 python tests/target/sanitize.py
