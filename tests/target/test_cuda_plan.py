@@ -1,13 +1,17 @@
-"""How the CUDA target divides the residual stream: in half tiles where a worker then owns less of it."""
+"""How the CUDA target divides work: the residual stream in half tiles where a worker then owns less of it, and tiles in
+chunks that all groups of warps have alike."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from monolane.bench.shapes import SHAPES
 from monolane.program.stage import Output
+from monolane.target.cuda.forms import GROUPS, SLOT_UNITS, cut
 from monolane.target.cuda.generate import owned_rows
 from monolane.target.cuda.opening import cuda_plan
 
@@ -33,3 +37,26 @@ def test_half_tiles_are_taken_where_they_help(hidden: int, workers: int, tile_ro
     assert rows == {tile_rows}
     assert owned_rows(plan) == most
     assert plan.layout.rows(plan.program.head) == 8
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4000), st.sampled_from(SLOT_UNITS))
+def test_a_tile_is_cut_into_chunks_that_groups_have_alike(units: int, slot: int) -> None:
+    chunks, size = cut(units, slot)
+    assert chunks == 1 or chunks % GROUPS == 0
+    assert size <= slot
+    assert (chunks - 1) * size < units <= chunks * size  # none is empty, and together they are all of it
+
+
+@pytest.mark.parametrize(
+    ("units", "slot", "chunks", "size"),
+    [
+        (64, 32, 2, 32),  # 2,048 columns
+        (48, 24, 2, 24),  # 1,536
+        (24, 24, 1, 24),  # 1,536 in half tiles
+        (140, 24, 6, 24),  # 8,960 in half tiles
+        (282, 32, 10, 29),  # ten of 32 would leave the last one empty
+    ],
+)
+def test_how_tiles_of_real_models_are_cut(units: int, slot: int, chunks: int, size: int) -> None:
+    assert cut(units, slot) == (chunks, size)

@@ -61,12 +61,12 @@ def slot_units(plan: Plan) -> int:
 
     def filled(units: int) -> float:
         tiles = [(plan.layout.tiles(p), _units(plan, p)) for p in plan.program.projections]
-        return sum(n * tile for n, tile in tiles) / sum(n * _cut(tile, units)[0] * units for n, tile in tiles)
+        return sum(n * tile for n, tile in tiles) / sum(n * cut(tile, units)[0] * units for n, tile in tiles)
 
     return max(SLOT_UNITS, key=filled)
 
 
-def _cut(units: int, slot: int) -> tuple[int, int]:
+def cut(units: int, slot: int) -> tuple[int, int]:
     """Chunks that a tile of so many units is cut into, and units of a chunk: one chunk, or as many for every group of
     warps, as equal as can be; units of all warps of a group where that leaves none of the chunks empty."""
     chunks = 1
@@ -137,7 +137,7 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
 def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict[str, int]) -> str:
     buffers = {buffer.name: number for number, buffer in enumerate(plan.program.buffers)}
     units = _units(plan, stage)
-    chunks, chunk_units = _cut(units, slot_units(plan))
+    chunks, chunk_units = cut(units, slot_units(plan))
     norm = stage.input if isinstance(stage.input, Norm) else None
     fields = {
         "stage": index,
