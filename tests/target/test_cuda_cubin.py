@@ -13,8 +13,6 @@ from monolane.target.cuda.jit import compile_kernel
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'monolane[cuda]'")
 
-REAL = ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b")
-
 # An array that is indexed by what is known only at run time: in no registers.
 INDEXED = """
 extern "C" __global__ void kernel(int* p, int i) {
@@ -41,8 +39,9 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", SHAPES)
 def test_real_models_neither_spill_nor_use_local_memory(name: str) -> None:
+    """Not outside of loops either: fifty bytes there came with 43 µs of a token's 906."""
     compiled = compiled_for(plan_for(SHAPES[name], H200), H200)
     used = compiled.resources
     assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0), compiled.log
