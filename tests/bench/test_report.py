@@ -204,6 +204,10 @@ def test_the_page_shows_every_number() -> None:
     assert "## Goals" not in text
 
 
+def growth_at(context: int) -> dict[str, object]:
+    return {"value": ["points", context, "growth_us"], "over": ["points", context, "ideal_growth_us"]}
+
+
 def test_goals_are_met_missed_or_open() -> None:
     goal = {"what": "speed", "benchmark": "decode", "model": "m", "on": "H200", "value": ["us_per_token"], "unit": "µs"}
     goals = [
@@ -212,15 +216,18 @@ def test_goals_are_met_missed_or_open() -> None:
         goal | {"must": 500, "aim": None, "model": "other"},
         goal | {"must": 80, "aim": None, "value": ["first_token_ms", "1024", "host"], "unit": "ms"},
         goal | {"must": 80, "aim": None, "value": ["us_per_token", "no", "such"]},
+        goal | {"benchmark": "context", "must": 1.6, "aim": None, "unit": "x"} | growth_at(8192),
+        goal | {"benchmark": "context", "must": 1.6, "aim": None, "unit": "x"} | growth_at(4096),
     ]
     text = report_page.page(ONE_OF_EACH, goals)
     assert "| speed | H200 | 700 µs | 500 µs | 600.0 µs | met |" in text
     assert "| speed | H200 | 500 µs | - | 600.0 µs | missed by 20.0% |" in text
-    assert text.count("| not measured | open |") == 2
+    assert "| speed | H200 | 1.6 x | - | 2.0 x | missed by 25.0% |" in text
+    assert text.count("| not measured | open |") == 3
     assert "| 80 ms | - | 72.9 ms | met |" in text
 
 
 def test_every_goal_names_something_that_is_measured() -> None:
     for goal in report.goals(ROOT / report.GOALS):
         assert goal["benchmark"] in schema.KINDS
-        assert goal.keys() == {"what", "benchmark", "model", "on", "value", "unit", "must", "aim"}
+        assert goal.keys() - {"over"} == {"what", "benchmark", "model", "on", "value", "unit", "must", "aim"}

@@ -51,11 +51,20 @@ def _measured(found: list[Result], goal: Result) -> float | None:
         where = result["machine"].get("gpu", {}).get("name", result["machine"]["processor"])
         if result["model"] != goal["model"] or goal["on"] not in where:
             continue
-        value: Any = result
-        for key in goal["value"]:
-            value = value.get(key) if isinstance(value, dict) else None
-        return None if value is None else float(value)
+        value, over = _at(result, goal["value"]), _at(result, goal["over"]) if "over" in goal else 1.0
+        return value / over if value is not None and over else None
     return None
+
+
+def _at(result: Result, path: list[str | int]) -> float | None:
+    """The number at the end of a path of keys. In a list of points the key is the context of one of them."""
+    value: Any = result
+    for key in path:
+        if isinstance(value, list):
+            value = next((point for point in value if point["context"] == key), None)
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
+    return None if value is None else float(value)
 
 
 def _verdict(measured: float | None, goal: Result) -> str:
