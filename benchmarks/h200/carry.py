@@ -20,7 +20,7 @@ from monolane.model.fetch import resolve
 
 CARRY = Path(".carry")
 PARTS, PACKAGES = CARRY / "parts", CARRY / "python"
-PART_BYTES = 60 << 20
+PART_BYTES = 48 << 20
 
 
 def part_names(model: NamedModel) -> list[str]:
