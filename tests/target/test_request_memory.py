@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+import pytest
 
 from emulated_context import EmulatedMemory
 from monolane.target.cuda.request_memory import RequestMemory
@@ -14,8 +15,11 @@ class CountedMemory(EmulatedMemory):
     def __init__(self) -> None:
         super().__init__()
         self.allocations = 0
+        self.full = False
 
     def allocate(self, size: int) -> int:
+        if self.full:
+            raise MemoryError
         self.allocations += 1
         return super().allocate(size)
 
@@ -53,6 +57,17 @@ def test_a_longer_request_gets_a_larger_place_and_the_old_one_is_given_back() ->
         assert uploaded(memory, *arrays) == arrays
     assert device.held == 2
     assert device.allocations == 2 + 2  # 10 and 100 did not fit; 101 and 199 fit what was made for 100
+
+
+def test_where_memory_is_short_a_request_fails_and_the_next_works() -> None:
+    device = CountedMemory()
+    memory = RequestMemory(device)
+    uploaded(memory, [1, 2, 3])
+    device.full = True
+    with pytest.raises(MemoryError):
+        uploaded(memory, list(range(100)))
+    assert uploaded(memory, [4, 5, 6]) == [[4, 5, 6]]
+    assert device.held == 1
 
 
 def test_an_empty_array_has_a_place_too() -> None:

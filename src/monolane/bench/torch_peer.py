@@ -41,18 +41,24 @@ class TorchPeer:
             torch.set_default_dtype(default)
         fill(model, wanted.config, wanted.weights)
         model.compile_parts("max-autotune-no-cudagraphs")
+        self._model = model  # the graph knows addresses only: the weights must stay where they are
         self._token = torch.zeros(1, 1, dtype=torch.long, device="cuda")
         self._position = torch.zeros(1, dtype=torch.long, device="cuda")
         self._graph = torch.cuda.CUDAGraph()
+        self._capture()
+
+    def _capture(self) -> None:
+        import torch
+
         with torch.no_grad():
             beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):
                 for _ in range(_WARM_UP_STEPS):
-                    model(self._token, self._position)
+                    self._model(self._token, self._position)
             torch.cuda.current_stream().wait_stream(beside)
             with torch.cuda.graph(self._graph):
-                self._token.copy_(model(self._token, self._position))
+                self._token.copy_(self._model(self._token, self._position))
                 self._position.add_(1)
 
     def ask(self, prompt: Sequence[int], tokens: int) -> None:
@@ -70,7 +76,7 @@ class TorchPeer:
     def close(self) -> None:
         import torch
 
-        del self._graph, self._token, self._position
+        del self._graph, self._model, self._token, self._position
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()

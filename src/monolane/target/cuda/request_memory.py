@@ -43,7 +43,6 @@ class RequestMemory:
             self._places.append((self._memory.allocate(size), size))
         address, has = self._places[number]
         if size > has:
+            self._places[number] = self._memory.allocate(2 * size), 2 * size  # if that fails, the old place stays
             self._memory.free(address)
-            address = self._memory.allocate(2 * size)
-            self._places[number] = address, 2 * size
-        return address
+        return self._places[number][0]
