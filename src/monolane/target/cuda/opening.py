@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -85,12 +86,12 @@ def memory_needed(plan: Plan, context: int) -> int:
 
 
 def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress) -> CudaTarget:
-    """Compile, allocate, pack, copy."""
+    """Compile and meanwhile pack; then copy."""
     from monolane.target.cuda.driver import Context
     from monolane.target.cuda.runtime import CudaTarget
 
     plan = cuda_plan(config, device.processors)
-    cubin = compile_kernel(generate(plan, device.shared_limit), "sm_90a").cubin
+    source = generate(plan, device.shared_limit)
     gpu = Context(device)
     needed, free = memory_needed(plan, context), gpu.free_memory()
     if needed > free:
@@ -99,11 +100,13 @@ def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Devic
             f"but {device.name} has {human_size(free)} free.",
             "Use a smaller model or context, or free the GPU's memory.",
         )
-    kernel = gpu.load(cubin, device.shared_limit)
-    tape = load_tape(plan, weights, lambda size: np.zeros(size, np.uint8), progress)
+    with ThreadPoolExecutor(1) as compiler:
+        compiled = compiler.submit(compile_kernel, source, "sm_90a")
+        tape = load_tape(plan, weights, lambda size: np.zeros(size, np.uint8), progress)
+        kernel = gpu.load(compiled.result().cubin, device.shared_limit)
 
     def traced() -> Kernel:
-        source = generate(plan, device.shared_limit, traced=True)
-        return gpu.load(compile_kernel(source, "sm_90a").cubin, device.shared_limit)
+        with_stamps = generate(plan, device.shared_limit, traced=True)
+        return gpu.load(compile_kernel(with_stamps, "sm_90a").cubin, device.shared_limit)
 
     return CudaTarget(gpu, kernel, tape, context, traced)
