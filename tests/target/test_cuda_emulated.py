@@ -108,6 +108,19 @@ def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -
             assert abs(logprob - exact[length - 1, other]) <= TOLERANCE
 
 
+@pytest.mark.parametrize("case", [CASES[1], CASES[7]], ids=lambda case: case.name)
+def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more splits than the stage that follows merges, blocks of the cache are streamed as weights are."""
+    monkeypatch.setattr(generate, "SPLIT_BLOCKS", 1)
+    model, target = random_model(case), open_case(case, 5 * case.kv_heads)
+    tokens, _ = target.run(Request(model.tokens[:20], 0, 110, frozenset(), Sampling()))
+    sequence = [*model.tokens[:20], *(token.id for token in tokens)]
+    logits = target.logits(sequence)  # in wide passes
+    for made, token in enumerate(tokens):
+        row = logits[19 + made]
+        assert row[token.id] >= row.max() - TOLERANCE / 10
+
+
 def test_stop_tokens_and_the_cache() -> None:
     model, target = random_model(CASES[3]), open_case(CASES[3], 3)
     request = Request(model.tokens[:5], 0, 12, frozenset(), Sampling(temperature=1.0, seed=4))

@@ -9,15 +9,16 @@ from __future__ import annotations
 from itertools import pairwise
 
 from monolane.program.plan import Plan
-from monolane.program.stage import Attend, Merge, Norm, Program, Project, Stage, Vector
+from monolane.program.stage import Attend, Merge, Norm, Output, Plain, Program, Project, Stage, Vector
 from monolane.program.tape import constant_offsets
 from monolane.target.generate import OUTPUTS, braces, literal
 
 GROUP_WARPS, GROUPS = 4, 2  # warps that share a chunk, and groups of them that take chunks in turn
 UNIT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once
 SLOT_UNITS = (32, 28, 24, 20)  # a slot of the ring may have
-# Bytes on their way to one block: near a hand-off, whose small loads would queue behind more; inside a long stage.
-IN_FLIGHT_NEAR, IN_FLIGHT_FAR = 32768, 98304
+# Bytes on their way to one block. Small loads queue behind them, so there are few while hand-offs follow each other, from
+# the end of a layer to the next one's gate, and more where the next hand-off is far, or is a barrier.
+QUIET, NEAR, OPEN, FAR = 24576, 32768, 49152, 98304
 MOST_AHEAD, UNITS_AHEAD = 3, 18  # chunks, and a warp's units, that are in registers ahead of their use
 NONE = -1
 
@@ -44,6 +45,7 @@ def forms(plan: Plan) -> list[str]:
         "kQueryNorm": _offset(attend.q_norm.weight if attend.q_norm else None, offsets),
         "kKeyNorm": _offset(attend.k_norm.weight if attend.k_norm else None, offsets),
         "kAnyWindow": int(any(windows)),
+        "kCacheBytesInFlight": OPEN,
     }
     found = [_form(plan, stage, index, number, offsets) for number, (index, stage) in enumerate((*projections, *head))]
     last = len(program.projections) - 1
@@ -83,6 +85,21 @@ def _ahead(plan: Plan, stage: Project, chunks: int, chunk_units: int) -> int:
     """Chunks that a group of warps has in registers: no more than it has in all, and than there are registers for."""
     own = -(-plan.layout.tiles(stage) // plan.workers) * chunks
     return max(1, min(MOST_AHEAD, UNITS_AHEAD // -(-chunk_units // GROUP_WARPS), -(-own // GROUPS)))
+
+
+def _pace(stage: Project, chunk_bytes: int) -> str:
+    """How many chunks of a stage are on their way at most: at its beginning, then, and from then on; in a wide pass.
+
+    What is on its way while the input of a stage is handed over are its own first chunks, a ring of them at most.
+    """
+    quiet = round(QUIET / chunk_bytes)
+    near, opened, far = (-(-size // chunk_bytes) for size in (NEAR, OPEN, FAR))
+    steps: tuple[object, ...] = (0, quiet, 0, quiet, quiet)
+    if stage.output in (Output.GATE, Output.LOGITS):
+        steps = ("kSlots / 2", quiet, "kSlots * 5 / 4", near, far)
+    elif isinstance(stage.input, Plain):
+        steps = ("kSlots * 3 / 8", opened, 0, opened, near)
+    return braces(map(str, (*steps, far)))
 
 
 def _units(plan: Plan, stage: Project) -> int:
@@ -150,8 +167,7 @@ def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict
         "chunks": chunks,
         "chunk_units": chunk_units,
         "ahead": _ahead(plan, stage, chunks, chunk_units),
-        "near": -(-IN_FLIGHT_NEAR // (chunk_units * UNIT_BYTES)),
-        "far": -(-IN_FLIGHT_FAR // (chunk_units * UNIT_BYTES)),
+        "pace": _pace(stage, chunk_units * UNIT_BYTES),
         "output": f"Output::{OUTPUTS[stage.output]}",
         "merges": "true" if isinstance(stage.input, Merge) else "false",
         "norm": _offset(norm.weight if norm else None, offsets),

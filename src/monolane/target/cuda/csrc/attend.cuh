@@ -41,7 +41,79 @@ struct Merged {
   }
 };
 
-// One element of splits [first, …) of a row, and their masses, as soon as they are there.
+constexpr int kAttended = kForms[kMergeForm].reads;  // the buffer of results
+
+// Splits of a narrow pass, by every block some elements: a lane has a few elements of a split, or of two, and lanes are
+// merged two by two, so that all splits are asked for at once.
+constexpr int kMergeLanes = lesser(32, power_of_two_from(kMostSplits)), kLaneSplits = divide_up(kMostSplits, kMergeLanes);
+constexpr int kMergeElements = kHeadDim % 4 == 0 ? 4 : 1;
+
+template <class Combine>
+MONOLANE_DEVICE float over_merge_lanes(float v, Combine combine) {
+#pragma unroll
+  for (int mask = kMergeLanes / 2; mask; mask /= 2) v = combine(v, ptx::shuffle_xor(v, mask));
+  return v;
+}
+
+MONOLANE_DEVICE bool load_part(int split, int element, uint32_t step, float (&v)[kMergeElements]) {
+  const uint32_t* from = part_of(0, split) + element;
+  if constexpr (kMergeElements == 4) {
+    const Word4 words = ptx::load_relaxed(reinterpret_cast<const Word4*>(from));
+    v[0] = value_of(words.x), v[1] = value_of(words.y), v[2] = value_of(words.z), v[3] = value_of(words.w);
+    return (((words.x ^ step) | (words.y ^ step) | (words.z ^ step) | (words.w ^ step)) & 0xffffu) == 0;
+  } else {
+    const uint32_t word = ptx::load_relaxed(from);
+    v[0] = value_of(word);
+    return is_tagged(word, step);
+  }
+}
+
+MONOLANE_DEVICE void merge_narrow(int splits, uint32_t step) {
+  constexpr int kAtOnce = 32 / kMergeLanes, kItems = kQueries / kMergeElements, kEach = divide_up(kItems, kWorkers);
+  const int lane = lane_index() % kMergeLanes;
+#pragma unroll 1
+  for (int base = warp_index() * kAtOnce; base < kEach; base += kConsumerWarps * kAtOnce) {
+    const int i = base + lane_index() / kMergeLanes, item = worker_index() * kEach + i;
+    const int element = min(item, kItems - 1) * kMergeElements;
+    float part[kLaneSplits][kMergeElements] = {}, mass[kLaneSplits];
+    for (;;) {
+      bool ready = true;
+#pragma unroll
+      for (int j = 0; j < kLaneSplits; j++) {
+        const int split = lane + j * kMergeLanes;
+        mass[j] = -kInfinity;
+        if (split >= splits) continue;
+        const uint64_t word = ptx::load_relaxed(mass_of(0, split, element / kHeadDim));
+        ready &= load_part(split, element, step, part[j]) && static_cast<uint32_t>(word) == step;
+        mass[j] = ptx::float_of(static_cast<uint32_t>(word >> 32));
+      }
+      if (ready || shared::over()) break;
+    }
+    float top = mass[0], weight = 0.0f, total[kMergeElements] = {};
+#pragma unroll
+    for (int j = 1; j < kLaneSplits; j++) top = fmaxf(top, mass[j]);
+    top = over_merge_lanes(top, [](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+    for (int j = 0; j < kLaneSplits; j++) {
+      const float factor = ptx::power_of_two(mass[j] - top);
+      weight += factor;
+#pragma unroll
+      for (int e = 0; e < kMergeElements; e++) total[e] += factor * part[j][e];
+    }
+    const auto add = [](float a, float b) { return a + b; };
+    const float scale = ptx::divide(1.0f, over_merge_lanes(weight, add));
+#pragma unroll
+    for (int e = 0; e < kMergeElements; e++) total[e] = over_merge_lanes(total[e], add) * scale;
+    if (lane || i >= kEach || item >= kItems) continue;
+    uint32_t* to = monolane_launch.words + kWordOffsets[kAttended] + element;
+    if constexpr (kMergeElements == 4)
+      ptx::store_relaxed(reinterpret_cast<Word4*>(to), Word4{tagged(total[0], step), tagged(total[1], step), tagged(total[2], step), tagged(total[3], step)});
+    else
+      ptx::store_relaxed(to, tagged(total[0], step));
+  }
+}
+
+// One element of splits [first, …) of a row of a wide pass, and their masses, as soon as they are there.
 template <int kCount>
 MONOLANE_DEVICE void await_parts(int position, int first, int splits, int element, uint32_t step, float (&value)[kCount], float (&mass)[kCount]) {
   uint32_t words[kCount];
@@ -66,10 +138,8 @@ MONOLANE_DEVICE void await_parts(int position, int first, int splits, int elemen
   }
 }
 
-constexpr int kAttended = kForms[kMergeForm].reads;  // the buffer of results
-
-template <bool kWide>
-MONOLANE_DEVICE void merge_splits(int width, int splits, uint32_t step) {
+// Splits of a wide pass: an element by a thread, sixteen times as many.
+MONOLANE_DEVICE void merge_wide(int width, int splits, uint32_t step) {
   constexpr int kBurst = 8;  // splits that are asked for together
   const int each = divide_up(width * kQueries, kWorkers), first = worker_index() * each, end = min(first + each, width * kQueries);
   for (int i = first + thread_index(); i < end; i += kConsumers) {
@@ -83,7 +153,7 @@ MONOLANE_DEVICE void merge_splits(int width, int splits, uint32_t step) {
 #pragma unroll
       for (int j = 0; j < kBurst; j++) total += factor[j] * value[j];
     }
-    hand_over<kWide>(kAttended, element, position, ptx::divide(total, merged.weight), step);
+    hand_over<true>(kAttended, element, position, ptx::divide(total, merged.weight), step);
   }
 }
 
@@ -112,7 +182,8 @@ MONOLANE_DEVICE int key_norm(int layer) { return kKeyNorm + layer * kConstantsPe
 
 // --- narrow: one position ---
 
-using NarrowSplit = Split<false, lesser(kGroup, kRowsAtOnce)>;
+template <bool kRing>
+using NarrowSplit = Split<kRing ? Source::kRing : Source::kNarrow, lesser(kGroup, kRowsAtOnce)>;
 
 // Vector v of the item: its queries, then the new key and value. This lane's pairs, as soon as they are there.
 MONOLANE_DEVICE void await_pairs(int at, uint32_t step, float (&low)[kPairs], float (&high)[kPairs]) {
@@ -147,7 +218,7 @@ MONOLANE_DEVICE void receive(int head, int first_row, int rows, bool newest, con
       rotate(query_turn, low, high);
     else if (v == rows)
       rotate(key_turn, low, high);
-    store_pairs<round_up(kHeadDim, kBlock)>(low, high, [&](int d, uint16_t x) { to[v < rows ? NarrowSplit::query_place(d) : d] = x; });
+    store_pairs<round_up(kHeadDim, kBlock)>(low, high, [&](int d, uint16_t x) { to[v < rows ? NarrowSplit<false>::query_place(d) : d] = x; });
   }
 }
 
@@ -162,24 +233,29 @@ MONOLANE_DEVICE void keep(int layer, int head, int position) {
   }
 }
 
-// `received()` is called when the queries are there.
-template <class Received>
-MONOLANE_DEVICE void attend_narrow(int layer, int position, uint32_t step, Received received) {
-  const Span span = span_of(position, window_of(layer));
+// This block's splits. `received()` is called when the queries are there.
+template <bool kRing, class Received>
+MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, uint32_t step, Cursor<false>& cursor, Received received) {
   for (int item = worker_index(); item < kKvHeads * span.splits; item += kWorkers) {
     const int head = item % kKvHeads, split = item / kKvHeads;
     const bool newest = split == span.splits - 1;
     for (int first_row = 0; first_row < kGroup; first_row += kRowsAtOnce) {
       const int rows = min(kRowsAtOnce, kGroup - first_row);
-      NarrowSplit part(layer, head, position, 1, span, split);
-      part.ask();
+      NarrowSplit<kRing> part(layer, head, position, 1, span, split, streamed_end(position, span));
+      if constexpr (kRing)
+        part.ask(cursor);
+      else
+        part.ask();
       const Turn query_turn = turn_of(position, query_norm(layer)), key_turn = kQkNorm ? turn_of(position, key_norm(layer)) : query_turn;
       part.clean();
       sync_consumers();  // the sums of the stage before have been read
       receive(head, first_row, rows, newest, query_turn, key_turn, step - 1);
       sync_consumers();
       received();
-      part.see(rows);
+      if constexpr (kRing)
+        part.see(rows, cursor);
+      else
+        part.see(rows);
       part.merge(
           rows, newest, [&](int row, int d, const float (&v)[4]) { publish_part<false>(0, split, span.splits, head * kGroup + first_row + row, d, v, step); },
           [&](int row, float mass) {
@@ -189,7 +265,16 @@ MONOLANE_DEVICE void attend_narrow(int layer, int position, uint32_t step, Recei
       sync_consumers();  // the scratch is free for others
     }
   }
-  if (span.splits > kFewSplits) merge_splits<false>(1, span.splits, step);
+}
+
+template <class Received>
+MONOLANE_DEVICE void attend_narrow(int layer, int position, uint32_t step, Cursor<false>& cursor, Received received) {
+  const Span span = span_of<false>(position, window_of(layer));
+  if (kStreamsCache && streamed_end(position, span))
+    attend_splits<kStreamsCache>(layer, position, span, step, cursor, received);
+  else
+    attend_splits<false>(layer, position, span, step, cursor, received);
+  if (span.splits > kFewSplits) merge_narrow(span.splits, step);
 }
 
 // --- wide: up to sixteen positions of one block of the cache ---
@@ -244,10 +329,10 @@ MONOLANE_DEVICE void turn_queries(int layer, int head, int start, int width) {
 }
 
 MONOLANE_DEVICE void attend_wide(int layer, int start, int width, uint32_t step) {
-  const Span span = span_of(start, window_of(layer));
+  const Span span = span_of<true>(start, window_of(layer));
   for (int item = worker_index(); item < kHeads * span.splits; item += kWorkers) {
     const int head = item % kHeads, split = item / kHeads;
-    Split<true, kRowsAtOnce> part(layer, head / kGroup, start, width, span, split);
+    Split<Source::kWide, kRowsAtOnce> part(layer, head / kGroup, start, width, span, split, 0);
     part.ask();
     if (split == span.splits - 1) turn_keys(layer, head / kGroup, start, width);
     turn_queries(layer, head, start, width);
@@ -262,7 +347,7 @@ MONOLANE_DEVICE void attend_wide(int layer, int start, int width, uint32_t step)
   }
   if (start % kBlockPositions) grid_barrier();  // somebody may be looking at what the block had before
   append_wide(layer, start, width);
-  if (span.splits > 1) merge_splits<true>(width, span.splits, step);
+  if (span.splits > 1) merge_wide(width, span.splits, step);
 }
 
 // --- the stage that follows, where there are a few splits ---

@@ -41,18 +41,41 @@ MONOLANE_DEVICE void prefetch_lines(const void* from, int bytes, int first, int 
 
 MONOLANE_DEVICE int window_of(int layer) { return kAnyWindow ? kWindows[layer] : 0; }
 
-// The blocks that a position sees, and how they are divided among blocks of threads. It depends on the block of the
-// position alone, so that all positions of a pass share it, and a pass of one divides as a pass of sixteen.
+MONOLANE_DEVICE int first_seen(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
+
+// The blocks that a position sees, and how they are divided among blocks of threads: into few splits as long as the stage that
+// follows can merge them on its way in, and then among as many as there are. Of a wide pass, into no shorter ones.
 struct Span {
   int first, blocks;  // of the cache
   int length, splits; // blocks per split
 };
+template <bool kWide>
 MONOLANE_DEVICE Span span_of(int position, int window) {
   const int last = position / kBlockPositions;
-  const int seen = window ? min(last + 1, divide_up(window, kBlockPositions) + 1) : last + 1;
-  const int length = max(kSplitBlocks, divide_up(seen, kMostSplits));
+  // A wide pass has positions of the whole block, so it depends on that alone; every split must have something to see.
+  const int first = kWide ? max(last - divide_up(window, kBlockPositions), 0) : first_seen(position, window) / kBlockPositions;
+  const int seen = window ? last + 1 - first : last + 1;
+  const int shortest = kWide || seen <= kFewSplits * kSplitBlocks ? kSplitBlocks : 1;
+  const int length = max(shortest, divide_up(seen, kMostSplits));
   return {last + 1 - seen, seen, length, divide_up(seen, length)};
 }
-MONOLANE_DEVICE int first_seen(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
+MONOLANE_DEVICE int split_start(const Span& span, int split) { return span.first + split * span.length; }
+MONOLANE_DEVICE int split_end(const Span& span, int split) { return span.first + min(span.blocks, (split + 1) * span.length); }
+
+// --- through the ring ---
+
+// Where there are many splits, decoding streams the cache as it streams weights: between the chunks of qkv and those of o, in
+// chunks of whole blocks, the keys of all of them and then their values. Where more query heads share a key/value head than
+// a product has rows, blocks are needed twice, and read where they lie.
+constexpr int kBlockBytes = (kKeyUnits + kValueUnits) * kUnitBytes;
+constexpr int kRowsAtOnce = 16;
+constexpr bool kStreamsCache = kGroup <= kRowsAtOnce && kBlockBytes <= kSlotBytes;
+constexpr int kChunkBlocks = kStreamsCache ? lesser(kGroupWarps, kSlotBytes / kBlockBytes) : 1;
+
+// Blocks before this one come through the ring: those that all blocks of threads have written when the pass before this
+// position's has begun here, because then the one before that has ended everywhere.
+MONOLANE_DEVICE int streamed_end(int position, const Span& span) {
+  return kStreamsCache && span.splits > kFewSplits ? max(position - 1, 0) / kBlockPositions : 0;
+}
 
 }  // namespace monolane

@@ -251,6 +251,7 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return expected;
 }
+MONOLANE_DEVICE void fence_async_global() {}
 MONOLANE_DEVICE void fence_async() {}  // copies see what threads have written as they are
 MONOLANE_DEVICE void fence() { __atomic_fetch_add(&emulate::fences, 1, __ATOMIC_ACQ_REL); }
 MONOLANE_DEVICE void fence_host() { fence(); }

@@ -68,7 +68,7 @@ class Consumer {
 #pragma unroll 1
     for (int layer = 0; layer < kLayers; layer++) {
       project_stage<kWide, 0>(layer, now, cursor);
-      attend_stage<kWide>(layer, now);
+      attend_stage<kWide>(layer, now, cursor);
       layer_forms<kWide, 1>(layer, now, cursor);
     }
     if (now.last_of_prompt || monolane_launch.request.scores) {
@@ -99,18 +99,19 @@ class Consumer {
       ptx::store_shared(&flags->position, now.start);
       ptx::store_shared(&flags->step, step_);
     }
+    if (s == 0 && thread_index() == 0) ptx::store_shared_release(&shared::flags()->reached, now.start);
     if (kStallWorker >= 0 && worker_index() == kStallWorker && s == kStallStage) stall();
     mark<kWide>(s, 0);
   }
 
   template <bool kWide>
-  MONOLANE_DEVICE void attend_stage(int layer, const Pass& now) {
+  MONOLANE_DEVICE void attend_stage(int layer, const Pass& now, Cursor<kWide>& cursor) {
     const int s = kAttendStage + layer * kStagesPerLayer;
     begin<kWide>(s, now);
     if constexpr (kWide)
       attend_wide(layer, now.start, now.width, step_);
     else
-      attend_narrow(layer, now.start, step_, [&] { mark<false>(s, 1); });
+      attend_narrow(layer, now.start, step_, cursor, [&] { mark<false>(s, 1); });
     mark<kWide>(s, 2);
     if (kWide) grid_barrier();
   }
@@ -191,8 +192,11 @@ class Consumer {
       mark<false>(rows.stage, 1);
       return scale;
     };
+    // That of the first row this thread will finish is asked for now: it would be waited for when all else is done.
+    const Bias bias = bias_of<kForm>(rows.layer, rows.first + thread_index());
     project<false, kForm, 1, true>(rows.tiles, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
-      finish<false, kForm>(rows, now, local, 0, first * scale, second * scale, best);
+      const Bias own = local < kConsumers ? bias : bias_of<kForm>(rows.layer, rows.first + local);
+      finish<false, kForm>(rows, now, local, 0, first * scale, second * scale, own, best);
     });
   }
 
@@ -201,7 +205,7 @@ class Consumer {
   MONOLANE_DEVICE float prepare_one(int layer, const Pass& now) {
     if (kForm == 0 && layer == 0) return prepare_embedding<kForm, kConsumers>(layer, token_, shared::x(), thread_index());
     if constexpr (kForms[kForm].merges && kFewSplits > 1) {
-      const int splits = span_of(now.start, window_of(layer)).splits;
+      const int splits = span_of<false>(now.start, window_of(layer)).splits;
       if (splits > 1 && splits <= kFewSplits) return prepare_parts(splits, step_ - 1);
     }
     return prepare_words<kForm>(layer, step_ - 1);
@@ -230,7 +234,7 @@ class Consumer {
     project<true, kForm, kWidth, kStaged>(rows.tiles, cursor, kStaged ? shared::wide_x() : plain, kStaged ? kWideStride : kStride, now.width, prepare,
                                           [&](int local, int position, float first, float second, float) {
                                             const float scale = kForms[kForm].norm != kNone ? shared::reduce()[position] : 1.0f;
-                                            finish<true, kForm>(rows, now, local, position, first * scale, second * scale, unused);
+                                            finish<true, kForm>(rows, now, local, position, first * scale, second * scale, bias_of<kForm>(rows.layer, rows.first + local), unused);
                                           });
   }
 
@@ -241,7 +245,7 @@ class Consumer {
     const uint16_t* plain = monolane_launch.wide + kWideOffsets[kBuffer] + (now.width - 1) * kBufferStrides[kBuffer];
     const auto prepare = [&] { return finish_prepare<kForm>(prepare_plain<kForm, kConsumers>(0, plain, shared::x(), thread_index())); };
     project<true, kForm, 1, true>(rows.tiles, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
-      finish<true, kForm>(rows, now, local, now.width - 1, first * scale, second * scale, best);
+      finish<true, kForm>(rows, now, local, now.width - 1, first * scale, second * scale, bias_of<kForm>(rows.layer, rows.first + local), best);
     });
   }
 
@@ -253,22 +257,28 @@ class Consumer {
     return how.greedy && neutral && !how.bias_count && request.logprobs < 0;
   }
 
+  // A row's bias; of a gate, those of both its rows.
+  struct Bias {
+    float first = 0.0f, second = 0.0f;
+  };
   template <int kForm>
-  MONOLANE_DEVICE static float with_bias(int layer, int row, float v) {
-    constexpr int kBias = kForms[kForm].bias;
-    return kBias == kNone ? v : v + monolane_launch.constants[kBias + layer * kConstantsPerLayer + row];
+  MONOLANE_DEVICE static Bias bias_of(int layer, int row) {
+    constexpr int kBias = kForms[kForm].bias, kGate = kForms[kForm].output == Output::kGate;
+    if (kBias == kNone || row >= kForms[kForm].rows >> kGate) return {};
+    const float* from = monolane_launch.constants + kBias + layer * kConstantsPerLayer + (row << kGate);
+    return {from[0], kGate ? from[1] : 0.0f};
   }
 
   // What becomes of a row's sum; of logits, the best is kept.
   template <bool kWide, int kForm>
-  MONOLANE_DEVICE void finish(const Rows& rows, const Pass& now, int local, int position, float first, float second, uint64_t& best) {
+  MONOLANE_DEVICE void finish(const Rows& rows, const Pass& now, int local, int position, float first, float second, const Bias& bias, uint64_t& best) {
     constexpr Output kOutput = kForms[kForm].output;
     constexpr int kGate = kOutput == Output::kGate, kBuffer = kForms[kForm].writes;
     const int row = rows.first + local;
     if (row >= kForms[kForm].rows >> kGate) return;
-    float v = with_bias<kForm>(rows.layer, row << kGate, first);
+    float v = first + bias.first;
     if constexpr (kGate) {
-      v = ptx::divide(v, 1.0f + ptx::exponential(-v)) * with_bias<kForm>(rows.layer, 2 * row + 1, second);
+      v = ptx::divide(v, 1.0f + ptx::exponential(-v)) * (second + bias.second);
       hand_over<kWide>(kBuffer, row, position, v, step_);
     } else if constexpr (kOutput == Output::kResidual) {
       v += shared::residual()[position * kMaxOwnedRows + local];
@@ -345,7 +355,7 @@ MONOLANE_DEVICE void produce() {
     while (count - position > 1 && going) {
       const Pass now = wide_pass(position, count);
       position += now.width;
-      if (lane_index() == 0) going = wide.pass(tape, now.last_of_prompt || request.scores);
+      if (lane_index() == 0) going = wide.pass(tape, now.start, now.last_of_prompt || request.scores);
       going = !ptx::any(!going);
     }
     if (lane_index() == 0) wide.drain();
@@ -354,7 +364,7 @@ MONOLANE_DEVICE void produce() {
   if (lane_index() != 0) return;
   Producer<false> narrow;
   const int64_t passes = (count - position) + (request.scores ? 0 : request.max_tokens - 1);
-  for (int64_t i = 0; i < passes && going && !shared::stopped(); i++) going = narrow.pass(tape, true);
+  for (int64_t i = 0; i < passes && going && !shared::stopped(); i++) going = narrow.pass(tape, position + static_cast<int>(i), true);
   narrow.drain();
 }
 

@@ -3,12 +3,14 @@
 
 namespace monolane {
 
-// Twelve warps begin with 168 registers each. The last four (producer, attendant, prefetcher, and one that does nothing)
+// Twelve warps begin with kRegisters each, as many as there are. The last four (producer, attendant, prefetcher, and one that does nothing)
 // give most of theirs to the consumers.
 constexpr int kConsumerWarps = 8;
 constexpr int kConsumers = kConsumerWarps * 32;
 constexpr int kThreads = kConsumers + 4 * 32;
-constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
+constexpr int kRegisters = 168, kConsumerRegisters = 232, kProducerRegisters = 40;
+// Or the consumers would wait for theirs for ever.
+static_assert(kConsumerRegisters * kConsumers + kProducerRegisters * (kThreads - kConsumers) <= kRegisters * kThreads, "registers");
 constexpr int kGroupWarps = 4;  // warps that share a chunk
 constexpr int kGroups = kConsumerWarps / kGroupWarps;
 constexpr int kUnitBytes = kTileRows * kBlock * 2;  // what one warp loads at once, 16 bytes a lane
@@ -135,6 +137,7 @@ struct Flags {
   uint32_t status;           // how the request ended
   uint32_t barriers;         // of the grid that the first thread has passed
   uint32_t posted, written;  // tokens that were made, and those the host has been told of
+  uint32_t reached;          // the position of the pass that has begun
 };
 constexpr uint32_t kMailbox = 4;
 struct Message {

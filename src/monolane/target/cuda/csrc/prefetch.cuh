@@ -37,7 +37,8 @@ class Prefetcher {
   }
 
   MONOLANE_DEVICE static void cache(int layer, int position) {
-    const Span span = span_of(position, window_of(layer));
+    const Span span = span_of<false>(position, window_of(layer));
+    if (streamed_end(position, span)) return;
     for (int item = worker_index(); item < kKvHeads * span.splits; item += kWorkers) {
       const int head = item % kKvHeads, split = item / kKvHeads, first = span.first + split * span.length;
       const int blocks = min(kWantedBlocks, min(span.length, span.blocks - split * span.length));

@@ -189,7 +189,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
   constexpr int kChunkCols = S::kChunkUnits * kForms[kForm].unit_cols;
   const int lane = lane_index(), warp = warp_index() % kGroupWarps, group = cursor.turn, part = S::kWhole ? 0 : group;
   const uint16_t* mine = x + (kPositions > 1 ? lane / 4 * stride : 0) + lane % 4 * 8 + warp * kForms[kForm].unit_cols + part * kChunkCols;
-  const int own = S::kWhole ? divide_up(tiles - group, kGroups) : tiles * S::kOwnChunks;  // chunks of this group
+  const int own = S::kWhole ? cursor.own(tiles) : tiles * S::kOwnChunks;  // chunks of this group
   int left = own;
   // Zeroed, or else the compiler keeps what the stage before has left, all the way to here, and spills.
   Word4 one[S::kMine] = {}, two[S::kMine] = {}, three[S::kMine] = {};
@@ -245,7 +245,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
 #pragma unroll 1
   while (step(one) && (kAhead < 2 || step(two)) && (kAhead < 3 || step(three))) {
   }
-  cursor.turn = S::kWhole ? group + own * kGroups - tiles : group;
+  cursor.pass(tiles * S::kChunks);
 }
 
 }  // namespace monolane

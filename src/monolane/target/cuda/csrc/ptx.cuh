@@ -158,6 +158,8 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
 }
 // Shared memory that was read and written by threads may be written by copies from now on.
 MONOLANE_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Global memory that threads wrote, and that we have seen to be written, may be read by copies from now on.
+MONOLANE_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 MONOLANE_DEVICE void fence_host() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }  // what was written is seen by the host, too
 MONOLANE_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

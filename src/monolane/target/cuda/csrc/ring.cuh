@@ -3,7 +3,7 @@
 // slots; between them the ring is empty. A tile is cut along k into chunks of at most a slot, as
 // equal as whole units of all four warps allow.
 #pragma once
-#include "launch.cuh"
+#include "cache.cuh"
 
 namespace monolane {
 
@@ -19,6 +19,10 @@ struct Place {
     slot += chunks;
     if (slot >= kSlotCount<kWide>) slot -= kSlotCount<kWide>, round++;
   }
+  MONOLANE_DEVICE void go_back(uint32_t chunks) {
+    if (slot < chunks) slot += kSlotCount<kWide>, round--;
+    slot -= chunks;
+  }
   MONOLANE_DEVICE uint64_t* full() const { return &shared::full(kWide)[slot]; }
   MONOLANE_DEVICE uint64_t* empty() const { return &shared::empty(kWide)[slot]; }
   MONOLANE_DEVICE char* memory() const { return shared::ring() + slot * kSlotBytes; }
@@ -29,18 +33,20 @@ class Producer {
  public:
   // The tape of one pass, from its beginning: it has the matrices in the order of the stages. False when the request has
   // ended meanwhile.
-  MONOLANE_DEVICE bool pass(const uint8_t* tape, bool with_head) {
+  MONOLANE_DEVICE bool pass(const uint8_t* tape, int position, bool with_head) {
     for (int layer = 0; layer < kLayers; layer++)
 #pragma unroll
-      for (int form = 0; form < kHeadForm; form++)
+      for (int form = 0; form < kHeadForm; form++) {
         if (!put_matrix(tape, shared::own()[layer * kProjectionsPerLayer + form].tiles, kForms[form])) return false;
+        if (form == 0 && !kWide && kStreamsCache && !put_cache(layer, position)) return false;
+      }
     return !with_head || put_matrix(tape, shared::own()[kProjections - 1].tiles, kForms[kHeadForm]);
   }
 
   // Shared memory must not be left while copies are on their way to it.
   MONOLANE_DEVICE void drain() {
-    for (; landed_ < issued_; landed_++, arriving_.advance(1))
-      while (!ptx::barrier_passed(arriving_.full(), arriving_.round & 1)) {
+    for (; in_flight_ > 0; in_flight_--)
+      while (!landed()) {
       }
   }
 
@@ -50,33 +56,71 @@ class Producer {
     for (int tile = 0; tile < tiles; tile++)
       for (int left = form.units; left > 0; left -= form.chunk_units) {
         const uint32_t bytes = min(form.chunk_units, left) * kUnitBytes;
-        // Few copies in flight near a hand-off, or its small loads queue behind them; more inside a long stage, and in a
-        // wide pass, whose hand-offs are barriers.
-        if (!put(tape, bytes, !kWide && chunk++ < kSlots ? form.near : form.far)) return false;
+        if (!put(tape, bytes, kWide ? form.pace.wide : form.pace.at(chunk++))) return false;
         tape += bytes;
       }
     return true;
   }
 
-  MONOLANE_DEVICE bool put(const uint8_t* from, uint32_t bytes, int in_flight) {
-    if (next_.round && !wait(next_.empty(), (next_.round - 1) & 1)) return false;
-    for (; issued_ - landed_ >= static_cast<uint32_t>(min(in_flight, kSlotCount<kWide>)); landed_++, arriving_.advance(1))
-      if (!wait(arriving_.full(), arriving_.round & 1)) return false;
+  // This block's split of the cache: many splits are never more than there are blocks.
+  MONOLANE_DEVICE bool put_cache(int layer, int position) {
+    constexpr int kKeyBytes = kKeyUnits * kUnitBytes, kValueBytes = kValueUnits * kUnitBytes;
+    constexpr int kInFlight = divide_up(kCacheBytesInFlight, kChunkBlocks * kBlockBytes);
+    const Span span = span_of<false>(position, window_of(layer));
+    const int head = worker_index() % kKvHeads, split = worker_index() / kKvHeads;
+    if (split >= span.splits) return true;
+    const int end = min(streamed_end(position, span), split_end(span, split));
+    for (int block = split_start(span, split); block < end; block += kChunkBlocks) {
+      if (!reached(position - 1) || !next_slot(kInFlight)) return false;
+      const int count = min(kChunkBlocks, end - block);
+      ptx::barrier_expect(next_.full(), count * kBlockBytes);
+      ptx::bulk_copy(next_.memory(), key_block(layer, head, block), count * kKeyBytes, next_.full());
+      ptx::bulk_copy(next_.memory() + kChunkBlocks * kKeyBytes, value_block(layer, head, block), count * kValueBytes, next_.full());
+      issued();
+    }
+    return true;
+  }
+
+  // The pass of a position has begun here, and what was written before the one before it may be copied.
+  MONOLANE_DEVICE bool reached(int position) {
+    while (static_cast<int>(ptx::load_shared_acquire(&shared::flags()->reached)) < position)
+      if (shared::stopped() || shared::over()) return false;
+    ptx::fence_async_global();
+    return true;
+  }
+
+  MONOLANE_DEVICE bool put(const uint8_t* from, uint32_t bytes, int most) {
+    if (!next_slot(most)) return false;
     ptx::barrier_expect(next_.full(), bytes);
     ptx::bulk_copy(next_.memory(), from, bytes, next_.full());
-    next_.advance(1);
-    issued_++;
+    issued();
     return true;
   }
 
-  MONOLANE_DEVICE static bool wait(uint64_t* barrier, uint32_t parity) {
-    while (!ptx::barrier_passed(barrier, parity))
+  // The next slot is free, and fewer than `most` copies are on their way.
+  MONOLANE_DEVICE bool next_slot(int most) {
+    while (next_.round && !ptx::barrier_passed(next_.empty(), (next_.round - 1) & 1))
       if (shared::stopped() || shared::over()) return false;
+    for (; in_flight_ >= min(most, kSlotCount<kWide>); in_flight_--)
+      while (!landed())
+        if (shared::stopped() || shared::over()) return false;
     return true;
   }
 
-  Place<kWide> next_, arriving_;       // of the next copy, and of the oldest that was not seen to land
-  uint32_t issued_ = 0, landed_ = 0;
+  MONOLANE_DEVICE void issued() {
+    next_.advance(1);
+    in_flight_++;
+  }
+
+  // The oldest copy that is on its way has come.
+  MONOLANE_DEVICE bool landed() const {
+    Place<kWide> oldest = next_;
+    oldest.go_back(in_flight_);
+    return ptx::barrier_passed(oldest.full(), oldest.round & 1);
+  }
+
+  Place<kWide> next_;  // of the next copy
+  int in_flight_ = 0;  // copies before it that were not seen to land
 };
 
 // Where a group of consumers is: its next chunk's place, and whose turn it is: chunks go to the groups one by one, the first
@@ -91,18 +135,33 @@ struct Cursor {
   // The group's chunk: wait for it, take a warp's share of its units into registers, free the slot.
   template <int kMost>
   MONOLANE_DEVICE void take(Word4 (&weights)[kMost], int warp, int lane) {
+    const Word4* from = reinterpret_cast<const Word4*>(await()) + warp * 32 + lane;
+    // Also those behind a short chunk: a load is cheaper than a condition, and they are not used.
+#pragma unroll
+    for (int j = 0; j < kMost; j++) weights[j] = from[j * kGroupWarps * 32];
+    leave();
+  }
+
+  // The group's next chunk is there.
+  MONOLANE_DEVICE const char* await() const {
     // A barrier tells apart only two rounds. Where a slot goes from group to group, one group may come to it while the
     // other's chunk, of the round before, is still on its way: it waits until that chunk has been taken.
     if (kSlotCount<kWide> % kGroups && place.round) wait(place.empty(), (place.round - 1) & 1);
     wait(place.full(), place.round & 1);
-    const Word4* from = reinterpret_cast<const Word4*>(place.memory()) + warp * 32 + lane;
-    // Also those behind a short chunk: a load is cheaper than a condition, and they are not used.
-#pragma unroll
-    for (int j = 0; j < kMost; j++) weights[j] = from[j * kGroupWarps * 32];
+    return place.memory();
+  }
+
+  // This warp has taken what it wants of it.
+  MONOLANE_DEVICE void leave() {
     ptx::sync_warp();
-    if (lane == 0) ptx::barrier_arrive(place.empty());
+    if (lane_index() == 0) ptx::barrier_arrive(place.empty());
     place.advance(kGroups);
   }
+
+  // Chunks of `count` that come next, one by one to all groups, that are this group's.
+  MONOLANE_DEVICE int own(int count) const { return divide_up(count - turn, kGroups); }
+  // They have been taken.
+  MONOLANE_DEVICE void pass(int count) { turn += own(count) * kGroups - count; }
 
  private:
   MONOLANE_DEVICE static void wait(uint64_t* barrier, uint32_t parity) {

@@ -3,18 +3,18 @@
 // take blocks of positions in turn and keep running results, which are merged in order at the end. In a narrow pass the
 // first cached blocks are in registers before the query is there.
 #pragma once
-#include "cache.cuh"
+#include "ring.cuh"
 #include "rotate.cuh"
 
 namespace monolane {
 
-constexpr int kRowsAtOnce = 16;
 // Blocks that a warp holds at once, four registers a unit. More would fit (two blocks of 128 dimensions, two steps of two
 // blocks of 64), but then other things do not, and are spilled.
 constexpr int kPairUnits = kKeyUnits + kValueUnits;
 constexpr int kStepBlocks = 2 * kPairUnits <= 16 ? 2 : 1;
 constexpr bool kHoldValues = kStepBlocks * kPairUnits <= 16;  // together with the keys
 constexpr int kWantedAhead = 1;  // steps between those that are asked for and those that are wanted in L2
+constexpr int kNowhere = INT32_MAX / (2 * kBlockPositions);  // a block that nobody sees
 constexpr int kPaddedDim = kValueUnits * 16;
 
 // --- scratch ---
@@ -53,6 +53,12 @@ struct Held {
 
   MONOLANE_DEVICE void ask_keys(int layer, int head, int block, int end) { ask<kKeyUnits>(keys, key_block(layer, head, block), block, end); }
   MONOLANE_DEVICE void ask_values(int layer, int head, int block, int end) { ask<kValueUnits>(values, value_block(layer, head, block), block, end); }
+
+  // Block i, from a chunk of the ring where it is the n-th.
+  MONOLANE_DEVICE void take_keys(int i, const char* chunk, int n) { take<kKeyUnits>(keys + i * kKeyUnits, chunk, n * kKeyUnits); }
+  MONOLANE_DEVICE void take_values(int i, const char* chunk, int n) { take<kValueUnits>(values + i * kValueUnits, chunk, kChunkBlocks * kKeyUnits + n * kValueUnits); }
+  MONOLANE_DEVICE void no_keys(int i) { clear<kKeyUnits>(keys + i * kKeyUnits); }
+  MONOLANE_DEVICE void no_values(int i) { clear<kValueUnits>(values + i * kValueUnits); }
 
   // The position that is being decoded is not in the cache yet: put its key in its place. Its value, times its weight, is
   // added when results are merged.
@@ -94,6 +100,16 @@ struct Held {
   }
 
  private:
+  template <int kCount>
+  MONOLANE_DEVICE static void take(Word4* units, const char* chunk, int first) {
+#pragma unroll
+    for (int j = 0; j < kCount; j++) units[j] = reinterpret_cast<const Word4*>(chunk)[(first + j) * 32 + lane_index()];
+  }
+  template <int kCount>
+  MONOLANE_DEVICE static void clear(Word4* units) {
+#pragma unroll
+    for (int j = 0; j < kCount; j++) units[j] = {0, 0, 0, 0};
+  }
   template <int kUnits, int kCount>
   MONOLANE_DEVICE static void ask(Word4 (&units)[kCount], const uint16_t* from, int block, int end) {
 #pragma unroll
@@ -119,10 +135,10 @@ class Strand {
     clear_totals();
   }
 
-  // Weights of the positions from `first` on that lie in [low, limit] of their row, as pairs for the next product. `whole`:
+  // Weights of the positions of these blocks that lie in [low, limit] of their row, as pairs for the next product. `whole`:
   // all of them do.
   template <bool kFresh>
-  MONOLANE_DEVICE void weigh(const Held& held, int rows, int first, bool whole, const int (&low)[2], const int (&limit)[2], uint32_t (&weights)[kStepBlocks][4]) {
+  MONOLANE_DEVICE void weigh(const Held& held, int rows, const int (&blocks)[kStepBlocks], bool whole, const int (&low)[2], const int (&limit)[2], uint32_t (&weights)[kStepBlocks][4]) {
     float scores[2 * kStepBlocks][2 * kRows];
     const int t = lane_index() % 4;
 #pragma unroll
@@ -134,7 +150,7 @@ class Strand {
         for (int tile = 0; tile < 2 * kStepBlocks; tile++)
 #pragma unroll
           for (int e = 0; e < 2; e++) {
-            const int position = first + tile * 8 + 2 * t + e;
+            const int position = blocks[tile / 2] * kBlockPositions + tile % 2 * 8 + 2 * t + e;
             if (position < low[r] || position > limit[r]) scores[tile][2 * r + e] = -kInfinity;
           }
       }
@@ -240,17 +256,23 @@ class Strand {
 
 // --- a split, by a block of threads ---
 
+// Whose split: of a wide pass, of a narrow pass from where the cache lies, or through the ring.
+enum class Source { kWide, kNarrow, kRing };
+
 // One split of the cache, for `rows` rows of queries that lie in the scratch, and its result.
-template <bool kWide, int kMostRows>
+template <Source kSource, int kMostRows>
 class Split {
  public:
+  static constexpr bool kWide = kSource == Source::kWide, kRing = kSource == Source::kRing;
   static constexpr bool kHigh = kMostRows > 8;
   static constexpr int kStride = kConsumerWarps * kStepBlocks;  // blocks that all warps see in one step
 
-  // `position`: of the first row; in a wide pass each row is one further.
-  MONOLANE_DEVICE Split(int layer, int head, int position, int width, const Span& span, int split)
-      : layer_(layer), head_(head), first_(position % kBlockPositions), last_(position + width - 1), end_(span.first + min(span.blocks, (split + 1) * span.length)),
-        block_(span.first + split * span.length + warp_index() * kStepBlocks) {
+  // `position`: of the first row; in a wide pass each row is one further. `streamed`: the blocks before this one come through
+  // the ring.
+  MONOLANE_DEVICE Split(int layer, int head, int position, int width, const Span& span, int split, int streamed)
+      : layer_(layer), head_(head), first_(position % kBlockPositions), last_(position + width - 1), end_(split_end(span, split)),
+        streamed_end_(min(streamed, end_)), chunk_(split_start(span, split)),
+        block_(max(split_start(span, split), streamed_end_) + warp_index() * kStepBlocks) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int own = kWide ? position + min(lane_index() / 4 + 8 * r, width - 1) : position;
@@ -263,28 +285,53 @@ class Split {
   // The first of this warp's blocks, before the queries are there.
   MONOLANE_DEVICE void ask() {
     held_.ask_keys(layer_, head_, block_, cached_end());
-    if (kHoldValues) held_.ask_values(layer_, head_, block_, cached_end());
+    if (kHoldValues || kRing) held_.ask_values(layer_, head_, block_, cached_end());
+#pragma unroll
+    for (int i = 0; i < kStepBlocks; i++)
+      if (kRing) taken_[i] = block_ + i < end_ ? block_ + i : kNowhere;
+  }
+  // The same where the cache comes through the ring: of the newest blocks, which do not, if this warp has any.
+  MONOLANE_DEVICE void ask(Cursor<false>& cursor) {
+    const int count = divide_up(max(streamed_end_ - chunk_, 0), kChunkBlocks);
+    left_ = cursor.own(count);
+    chunk_ += cursor.turn * kChunkBlocks;
+    cursor.pass(count);
+    if (block_ < end_ || !left_)
+      ask();
+    else
+      take<true>(cursor);
   }
 
   // In a narrow pass the value of the last position is not there yet, and what lies in its place is as good as nothing.
   MONOLANE_DEVICE void clean() {
 #pragma unroll
     for (int i = 0; i < kStepBlocks; i++)
-      if (is_newest(block_ + i)) held_.clean_values(i, last_ % kBlockPositions - !kWide);
+      if (is_newest(block(i))) held_.clean_values(i, last_ % kBlockPositions - !kWide);
   }
 
   // The queries lie in the scratch: where the dimensions of a row lie. Where rows are few, as four registers want them that
   // are an operand as they are loaded, as inputs of projections do (see input_place).
   MONOLANE_DEVICE static int query_place(int d) { return kHigh ? d : d / 8 * 8 + d % 4 / 2 * 4 + d % 8 / 4 * 2 + d % 2; }
 
-  // All of this warp's blocks; a new position's key lies in the scratch.
+  // All of this warp's blocks. In a narrow pass the new position's key lies in the scratch.
   MONOLANE_DEVICE void see(int rows) {
     if (kWide)
       strand_.clear();
     else
-      step<true>(rows);
+      step<true>(rows, [] {});
 #pragma unroll 1
-    while (block_ < end_) step<false>(rows);
+    while (block_ < end_) step<false>(rows, [] {});
+    strand_.finish_sums();
+  }
+  MONOLANE_DEVICE void see(int rows, Cursor<false>& cursor) {
+    step<true>(rows, [] {});
+#pragma unroll 1
+    while (left_ > 0) {
+      const bool waits = take<kHoldValues>(cursor);
+      step<false>(rows, [&] {
+        if (!kHoldValues) take_values(cursor, waits);
+      });
+    }
     strand_.finish_sums();
   }
 
@@ -351,31 +398,76 @@ class Split {
   // In a block that is all new nothing is cached, and somebody may be writing there.
   MONOLANE_DEVICE int cached_end() const { return kWide && !first_ ? min(end_, newest()) : end_; }
   // The newest position may be another split's to see.
-  MONOLANE_DEVICE bool is_newest(int block) const { return block == newest() && block < end_; }
+  MONOLANE_DEVICE bool is_newest(int block) const { return block == newest() && (kRing || block < end_); }
 
-  // The blocks that are held; the next ones are on their way meanwhile, into the registers that become free. Fresh: the
-  // first, whose values are clean.
-  template <bool kFresh>
-  MONOLANE_DEVICE void step(int rows) {
+  // The i-th block that is held.
+  MONOLANE_DEVICE int block(int i) const { return kRing ? taken_[i] : block_ + i < end_ ? block_ + i : kNowhere; }
+
+  // This warp's next blocks from the ring. A chunk has a block for each warp of a group, or for some of them, in turn.
+  // Without values: whether a chunk that has them has not been left.
+  template <bool kValues>
+  MONOLANE_DEVICE bool take(Cursor<false>& cursor) {
+    static_assert(kValues || kStepBlocks == 1, "one chunk at a time");
+    constexpr int kTurns = kGroupWarps / kChunkBlocks;
+    const int warp = warp_index() % kGroupWarps, n = warp % kChunkBlocks;
+    bool mine = false;
+#pragma unroll
+    for (int i = 0; i < kStepBlocks; i++) {
+      taken_[i] = kNowhere;
+      held_.no_keys(i);
+      if (kValues) held_.no_values(i);
+      mine = false;
+#pragma unroll 1
+      for (; left_ > 0 && !mine; left_--) {
+        mine = chunk_ / (kGroups * kChunkBlocks) % kTurns == warp / kChunkBlocks;
+        const char* chunk = cursor.await();
+        if (mine && chunk_ + n < streamed_end_) {
+          held_.take_keys(i, chunk, n);
+          if (kValues) held_.take_values(i, chunk, n);
+          taken_[i] = chunk_ + n;
+        }
+        if (kValues || !mine) cursor.leave();
+        chunk_ += kGroups * kChunkBlocks;
+      }
+    }
+    return mine;
+  }
+  MONOLANE_DEVICE void take_values(Cursor<false>& cursor, bool waits) {
+    held_.no_values(0);
+    if (taken_[0] != kNowhere) held_.take_values(0, cursor.place.memory(), warp_index() % kGroupWarps % kChunkBlocks);
+    if (waits) cursor.leave();
+  }
+
+  // The blocks that are held. Where they lie, the next ones are on their way meanwhile, into the registers that become free.
+  // Fresh: the first, whose values are clean. `weighed()` is called when the keys are not needed any more.
+  template <bool kFresh, class Weighed>
+  MONOLANE_DEVICE void step(int rows, Weighed weighed) {
     const int next = block_ + kStride;
-    const bool whole = block_ + kStepBlocks <= min(newest(), end_) && (!kAnyWindow || block_ * kBlockPositions >= highest_low_);
-    if (!kHoldValues) held_.ask_values(layer_, head_, block_, cached_end());
+    int blocks[kStepBlocks];
+    bool whole = true;
+#pragma unroll
+    for (int i = 0; i < kStepBlocks; i++) {
+      blocks[i] = block(i);
+      whole &= blocks[i] < newest() && (!kAnyWindow || blocks[i] * kBlockPositions >= highest_low_);
+    }
+    if (!kHoldValues && !kRing) held_.ask_values(layer_, head_, block_, cached_end());
 #pragma unroll
     for (int i = 0; i < kStepBlocks; i++)
-      if (is_newest(block_ + i)) kWide ? held_.put_many(i, first_, last_ % kBlockPositions) : held_.put_key(i, last_ % kBlockPositions);
-    if (!kFresh || !kHoldValues) clean();
+      if (is_newest(blocks[i])) kWide ? held_.put_many(i, first_, last_ % kBlockPositions) : held_.put_key(i, last_ % kBlockPositions);
+    if (!kRing && (!kFresh || !kHoldValues)) clean();  // blocks of the ring are older
     uint32_t weights[kStepBlocks][4];
-    strand_.template weigh<kFresh>(held_, rows, block_ * kBlockPositions, whole, low_, limit_, weights);
-    if (next < end_) held_.ask_keys(layer_, head_, next, cached_end());
-    if (!kWide) want(next + kWantedAhead * kStride);
+    strand_.template weigh<kFresh>(held_, rows, blocks, whole, low_, limit_, weights);
+    weighed();
+    if (!kRing && next < end_) held_.ask_keys(layer_, head_, next, cached_end());
+    if (kSource == Source::kNarrow) want(next + kWantedAhead * kStride);
     if constexpr (!kWide) {
 #pragma unroll
       for (int i = 0; i < kStepBlocks; i++)
-        if (is_newest(block_ + i)) strand_.note(last_ % kBlockPositions, weights[i]);
+        if (is_newest(blocks[i])) strand_.note(last_ % kBlockPositions, weights[i]);
     }
     strand_.template gather<kFresh>(held_, weights);
-    if (kHoldValues && next < end_) held_.ask_values(layer_, head_, next, cached_end());
-    block_ = next;
+    if (!kRing && kHoldValues && next < end_) held_.ask_values(layer_, head_, next, cached_end());
+    if (!kRing) block_ = next;
   }
 
   // Blocks of a later step, into L2: who reads them then need not wait for memory.
@@ -400,7 +492,10 @@ class Split {
   }
 
   const int layer_, head_, first_, last_, end_;  // the first row's place in its block; the last row's position
+  const int streamed_end_;
+  int chunk_, left_ = 0;  // of this group's chunks from the ring: the next one's first block, how many
   int block_, low_[2], limit_[2], highest_low_;
+  int taken_[kStepBlocks];  // blocks that are held, where they come through the ring
   Held held_;
   Strand<kHigh> strand_;
 };
