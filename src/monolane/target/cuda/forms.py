@@ -16,8 +16,8 @@ from monolane.target.generate import OUTPUTS, braces, literal
 GROUP_WARPS, GROUPS = 4, 2  # warps that share a chunk, and groups of them that take chunks in turn
 UNIT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once
 SLOT_UNITS = (32, 28, 24, 20)  # a slot of the ring may have
-# Bytes on their way to one block. Small loads queue behind them, so there are few while hand-offs follow each other, from
-# the end of a layer to the next one's gate, and more where the next hand-off is far, or is a barrier.
+# Bytes on their way to one block. Small loads queue behind them, so there are few while hand-offs follow each other,
+# from the end of a layer to the next one's gate, and more where the next hand-off is far, or is a barrier.
 QUIET, NEAR, OPEN, FAR = 24576, 32768, 49152, 98304
 MOST_AHEAD, UNITS_AHEAD = 3, 18  # chunks, and a warp's units, that are in registers ahead of their use
 NONE = -1
