@@ -4,6 +4,7 @@ and on a GPU where there is one."""
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -149,6 +150,22 @@ def test_a_stuck_worker_ends_as_an_error_that_says_where(
     with opened(model.config, model.weights, 160, device=device) as target:
         (token,), _ = run(target, asked(model, 1, 1))
         assert facts([late]) == facts([token])
+
+
+def test_a_kernel_that_shows_no_life_is_given_up(model: RandomModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if its own watch had failed, too. Nothing waits for it, not even closing."""
+    end = threading.Event()
+    with opened(model.config, model.weights, 64, device="emulated") as target:
+        context = target._context  # type: ignore[attr-defined]
+        monkeypatch.setattr(context, "launch", lambda *_: context.start(end.wait))
+        monkeypatch.setattr(target, "silent_s", 0.05)
+        with pytest.raises(TargetError, match=r"no sign of life for 0\.05 s"):
+            run(target, asked(model, max_tokens=2))
+        assert context.running()
+        with pytest.raises(TargetError, match="got stuck"):
+            target.run(asked(model, max_tokens=2))
+    assert context.running()
+    end.set()
 
 
 @pytest.mark.parametrize("device", [pytest.param(DEVICE, marks=on_the_gpu)])

@@ -32,6 +32,7 @@ from monolane.target.slots import resident_slots
 THREADS = 384  # 8 warps that compute, and 4 that stream, look after the block, prefetch, and do nothing
 # A stuck worker is named by the kernel before the engine's watch calls the device dead; both within a second.
 DEADLINE_S, STALL_S = 0.5, 0.8
+SILENT_DEADLINES = 10  # without any sign of life, and the host does not believe in the kernel's own watch any more
 POLL_S = 20e-6  # between two looks at the host's memory: far below the time of a token
 WAITED_FOR = ("a copy of weights", "activations", "the barrier", "the chosen token")
 
@@ -60,6 +61,7 @@ class CudaTarget:
         self._plan = tape.plan
         self._launch = model_launch(tape, tokens, context, deadline_s)
         self._cleared = cleared_bytes(tape.plan, tokens)
+        self.silent_s = SILENT_DEADLINES * deadline_s
         self._request = RequestMemory(context)
         self._caches = self._make_caches()
         self.slots = len(self._caches)
@@ -159,6 +161,10 @@ class CudaTarget:
         self._context.enter()
         return self._context.running()
 
+    def give_up(self) -> None:
+        """The kernel will not end: nothing waits for it any more, not even closing."""
+        self._broken = True
+
 
 class CudaRun:
     """A request on the GPU."""
@@ -171,9 +177,12 @@ class CudaRun:
         self._seen = 0
 
     def __iter__(self) -> Iterator[list[Token]]:
+        steps, since = self._outcome.steps, time.monotonic()
         while self.finish is None:
             running = self._target.running()  # looked at first: what was written before the end is seen after it
             made, status = self._outcome.made, self._outcome.status
+            if (made, self._outcome.steps) != (self._seen, steps):
+                steps, since = self._outcome.steps, time.monotonic()
             if made > self._seen:
                 entries = self._target.entries(self._seen, made)
                 tokens = [structs.token_of(entry, self._logprobs) for entry in entries]
@@ -181,6 +190,12 @@ class CudaRun:
                 yield tokens
             elif not running:
                 self.finish = self._finish(status)
+            elif time.monotonic() - since > self._target.silent_s:
+                self._target.give_up()
+                raise TargetError(
+                    f"The GPU has shown no sign of life for {self._target.silent_s:g} s, and its kernel does not end.",
+                    "Start the program again; if it happens again, report it as a bug.",
+                )
             else:
                 time.sleep(POLL_S)
 
