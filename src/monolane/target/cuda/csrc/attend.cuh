@@ -363,38 +363,38 @@ MONOLANE_DEVICE float prepare_parts(int splits, uint32_t step) {
 #pragma unroll
       for (int j = 0; j < kBurst; j++)
 #pragma unroll
-      for (int i = 0; i < kFewSplits; i++) {
-        const int k = base + j * kStride;
-        if (i >= splits || k >= kQueries) continue;
-        words[j][i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(part_of(0, i) + k));
-        masses[j][i] = ptx::load_relaxed(mass_of(0, i, k / kHeadDim));
-      }
+        for (int i = 0; i < kFewSplits; i++) {
+          const int k = base + j * kStride;
+          if (i >= splits || k >= kQueries) continue;
+          words[j][i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(part_of(0, i) + k));
+          masses[j][i] = ptx::load_relaxed(mass_of(0, i, k / kHeadDim));
+        }
 #pragma unroll
       for (int j = 0; j < kBurst; j++)
 #pragma unroll
-      for (int i = 0; i < kFewSplits; i++) {
-        const int k = base + j * kStride;
-        if (i >= splits || k >= kQueries) continue;
-        const uint32_t wrong = (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
-        ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(masses[j][i]) == step;
-      }
+        for (int i = 0; i < kFewSplits; i++) {
+          const int k = base + j * kStride;
+          if (i >= splits || k >= kQueries) continue;
+          const uint32_t wrong = (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
+          ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(masses[j][i]) == step;
+        }
       if (ready || shared::over()) break;
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
-    Merged merged;
-    float mass[kFewSplits], factor[kFewSplits];
+      Merged merged;
+      float mass[kFewSplits], factor[kFewSplits];
 #pragma unroll
-    for (int i = 0; i < kFewSplits; i++) mass[i] = i < splits ? ptx::float_of(static_cast<uint32_t>(masses[j][i] >> 32)) : -kInfinity;
-    merged.add(mass, factor);
+      for (int i = 0; i < kFewSplits; i++) mass[i] = i < splits ? ptx::float_of(static_cast<uint32_t>(masses[j][i] >> 32)) : -kInfinity;
+      merged.add(mass, factor);
 #pragma unroll
-    for (int i = 0; i < kFewSplits; i++) {
-      if (i >= splits) continue;
-      v[j][0] += factor[i] * value_of(words[j][i].x), v[j][1] += factor[i] * value_of(words[j][i].y);
-      v[j][2] += factor[i] * value_of(words[j][i].z), v[j][3] += factor[i] * value_of(words[j][i].w);
-    }
+      for (int i = 0; i < kFewSplits; i++) {
+        if (i >= splits) continue;
+        v[j][0] += factor[i] * value_of(words[j][i].x), v[j][1] += factor[i] * value_of(words[j][i].y);
+        v[j][2] += factor[i] * value_of(words[j][i].z), v[j][3] += factor[i] * value_of(words[j][i].w);
+      }
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[j][i] = ptx::divide(v[j][i], merged.weight);
+      for (int i = 0; i < 4; i++) v[j][i] = ptx::divide(v[j][i], merged.weight);
     }
   });
 }

@@ -175,6 +175,25 @@ MONOLANE_DEVICE float row_sum(int tile, int row, int position) {
   return total;
 }
 
+// Rows that a tile gives: a gate has two for each.
+template <int kForm>
+constexpr int kRowsOfTile = kForms[kForm].output == Output::kGate ? kForms[kForm].tile_rows / 2 : kForms[kForm].tile_rows;
+
+// All rows of a batch of `count` tiles, of which `first` is the first.
+template <int kForm, int kPositions, class Finish>
+MONOLANE_DEVICE void finish_batch(int first, int count, int width, float scale, Finish finish) {
+  constexpr bool kGate = kForms[kForm].output == Output::kGate;
+  constexpr int kPerTile = kRowsOfTile<kForm>;
+#pragma unroll 1
+  for (int i = thread_index(); i < count * kPositions * kPerTile; i += kConsumers) {
+    const int row = i % kPerTile, position = i / kPerTile % kPositions, of = i / (kPerTile * kPositions);
+    if (position >= width) continue;
+    const float sum = row_sum<kForm, kPositions>(of, kGate ? 2 * row : row, position);
+    const float second = kGate ? row_sum<kForm, kPositions>(of, 2 * row + 1, position) : 0.0f;
+    finish((first + of) * kPerTile + row, position, sum, second, scale);
+  }
+}
+
 // This block's rows of one matrix, a batch of tiles at a time. A group has its next chunks in registers, their slots
 // free; at the beginning even before `prepare()` has waited for the input and returned its scale. `finish(local row, position,
 // sum, second sum, scale)` is called once for each row, after each batch; for a gate, with the sums of both its rows.
@@ -183,8 +202,6 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
   using S = Share<kForm>;
   constexpr int kBatch = kPositions > 1 ? kBatchOfMany : kBatchOfOne;
   constexpr int kAhead = kWide ? 1 : kForms[kForm].ahead;  // chunks in registers
-  constexpr bool kGate = kForms[kForm].output == Output::kGate;
-  constexpr int kPerTile = kGate ? kForms[kForm].tile_rows / 2 : kForms[kForm].tile_rows;
   constexpr bool kHolds = kPositions == 1 && S::kOwnChunks == 1;  // the same part of the input for every tile
   constexpr int kChunkCols = S::kChunkUnits * kForms[kForm].unit_cols;
   const int lane = lane_index(), warp = warp_index() % kGroupWarps, group = cursor.turn, part = S::kWhole ? 0 : group;
@@ -209,14 +226,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
   int tile = S::kWhole ? group : 0, chunk = 0;        // of the batch; of this group's chunks of the tile
   const auto end_batch = [&] {
     sync_consumers();
-#pragma unroll 1
-    for (int i = thread_index(); i < count * kPositions * kPerTile; i += kConsumers) {
-      const int row = i % kPerTile, position = i / kPerTile % kPositions, of = i / (kPerTile * kPositions);
-      if (position >= width) continue;
-      const float sum = row_sum<kForm, kPositions>(of, kGate ? 2 * row : row, position);
-      const float second = kGate ? row_sum<kForm, kPositions>(of, 2 * row + 1, position) : 0.0f;
-      finish((first + of) * kPerTile + row, position, sum, second, scale);
-    }
+    finish_batch<kForm, kPositions>(first, count, width, scale, finish);
     first += kBatch, tile -= kBatch;
     count = min(kBatch, tiles - first);
     if (first < tiles) sync_consumers();  // the sums are overwritten next
