@@ -109,6 +109,18 @@ def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[7]], ids=lambda case: case.name)
+def test_a_split_of_two_steps(case: Case) -> None:
+    """Of long heads a warp holds one block: those behind the first 128 positions are its second."""
+    model, target = random_model(case), open_case(case, 4 * case.kv_heads)
+    exact = log_softmax(model.logits)
+    for length in (128, 129, 145, 200):
+        target.run(Request(model.tokens[: length - 1], 0, 1, frozenset(), Sampling()))
+        (token,), _ = target.run(Request(model.tokens[:length], length - 1, 1, frozenset(), Sampling(), logprobs=5))
+        for other, logprob in token.top:
+            assert abs(logprob - exact[length - 1, other]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[7]], ids=lambda case: case.name)
 def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more splits than the stage that follows merges, blocks of the cache are streamed as weights are."""
     monkeypatch.setattr(generate, "SPLIT_BLOCKS", 1)

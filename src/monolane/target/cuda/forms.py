@@ -98,7 +98,7 @@ def _pace(stage: Project, chunk_bytes: int) -> str:
     if stage.output in (Output.GATE, Output.LOGITS):
         steps = ("kSlots / 2", quiet, "kSlots * 5 / 4", near, far)
     elif isinstance(stage.input, Plain):
-        steps = ("kSlots * 3 / 8", opened, 0, opened, near)
+        steps = ("kSlots * 3 / 8", opened, "kSlots * 3 / 2", near, far)
     return braces(map(str, (*steps, far)))
 
 

@@ -59,7 +59,7 @@ def x_bytes(plan: Plan) -> int:
     """The place of a projection's input; together with that of its sums it has to hold attention's scratch."""
     shape = plan.program.attention
     queries = MAX_WIDTH * (_up(shape.head_dim, 64) + 32) * 2 + 2 * _up(shape.head_dim, 32) * 2 + 2 * MAX_WIDTH * 4
-    results = MAX_WIDTH * _up(shape.head_dim, 16) * 4
+    results = MAX_WIDTH * _up(shape.head_dim, 32) * 4
     scratch = queries + 2 * CONSUMER_WARPS * MAX_WIDTH * 4 + results
     chunk = slot_units(plan) * plan.layout.block
     widest = max(_up(plan.layout.padded_cols(stage), chunk) for stage in plan.program.projections)
@@ -74,14 +74,18 @@ def _up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
+def besides_ring(plan: Plan) -> int:
+    """Bytes of shared memory."""
+    fixed = x_bytes(plan) + 4 * BATCH_SUMS + 4 * MAX_WIDTH * owned_rows(plan) + RESERVED_BYTES
+    return fixed + 8 * len(plan.program.projections)
+
+
 def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:
     """Slots of the ring in a narrow pass, in a wide one, and the widest input a wide pass keeps in shared memory."""
     program, layout = plan.program, plan.layout
     shape = program.attention
     columns = sorted({layout.padded_cols(stage) for stage in program.projections})
-    fixed = x_bytes(plan) + 4 * BATCH_SUMS + 4 * MAX_WIDTH * owned_rows(plan) + RESERVED_BYTES
-    fixed += 8 * len(program.projections)
-    narrow = (shared_limit - fixed) // slot_bytes(plan)
+    narrow = (shared_limit - besides_ring(plan)) // slot_bytes(plan)
     needed = max(program.hidden, shape.heads * shape.head_dim)
     new_block = BLOCK_POSITIONS * (_up(shape.head_dim, 32) + _up(shape.head_dim, 16)) * 2  # of a wide pass
     for widest in reversed(columns):
@@ -105,6 +109,7 @@ def generate(
     ``stall``: (worker, stage, seconds), for tests."""
     program = plan.program
     narrow, wide, widest = slots(plan, shared_limit)
+    spare = shared_limit - besides_ring(plan) - narrow * slot_bytes(plan)
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
     integers = shape_constants(program, plan.layout) | {
         "kWorkers": plan.workers,
@@ -118,7 +123,7 @@ def generate(
         "kSplitBlocks": SPLIT_BLOCKS,
         "kMostSplits": most_splits(plan),
         "kFewSplits": few_splits(plan),
-        "kXBytes": x_bytes(plan),
+        "kXBytes": x_bytes(plan) + spare // 128 * 128,  # attention's scratch has a use for what the ring leaves
         "kTraced": int(traced),
         "kStallWorker": stall_worker,
         "kStallStage": stall_stage,

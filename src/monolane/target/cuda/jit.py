@@ -12,7 +12,14 @@ from monolane.errors import TargetError
 from monolane.model.cache import atomic_write, cache_folder
 
 HEADERS = (Path(__file__).parent / "csrc", Path(__file__).parents[1] / "csrc")
-OPTIONS = ("-std=c++20", "-lineinfo", "-default-device", "-diag-suppress=177", "--ptxas-options=-v")
+OPTIONS = (
+    "-std=c++20",
+    "-lineinfo",
+    "-default-device",
+    "-diag-suppress=177",
+    "--ptxas-options=-v",
+    "--split-compile=0",  # functions that stand apart (reading a prompt, drawing) at the same time, on all cores
+)
 
 
 @dataclass(frozen=True)

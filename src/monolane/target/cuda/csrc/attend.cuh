@@ -87,7 +87,7 @@ MONOLANE_DEVICE void merge_narrow(int splits, uint32_t step) {
         ready &= load_part(split, element, step, part[j]) && static_cast<uint32_t>(word) == step;
         mass[j] = ptx::float_of(static_cast<uint32_t>(word >> 32));
       }
-      if (ready || shared::over()) break;
+      if (all_ready(ready)) break;
     }
     float top = mass[0], weight = 0.0f, total[kMergeElements] = {};
 #pragma unroll
@@ -198,7 +198,7 @@ MONOLANE_DEVICE void await_pairs(int at, uint32_t step, float (&low)[kPairs], fl
     }
 #pragma unroll
     for (int j = 0; j < 2 * kPairs; j++) ready &= static_cast<uint32_t>(words[j]) == step;
-    if (ready || shared::over()) break;
+    if (all_ready(ready)) break;
   }
 #pragma unroll
   for (int j = 0; j < kPairs; j++) {
@@ -218,7 +218,7 @@ MONOLANE_DEVICE void receive(int head, int first_row, int rows, bool newest, con
       rotate(query_turn, low, high);
     else if (v == rows)
       rotate(key_turn, low, high);
-    store_pairs<round_up(kHeadDim, kBlock)>(low, high, [&](int d, uint16_t x) { to[v < rows ? NarrowSplit<false>::query_place(d) : d] = x; });
+    store_pairs<round_up(kHeadDim, kBlock)>(low, high, [&](int d, uint16_t x) { to[d] = x; });
   }
 }
 
@@ -251,6 +251,7 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
       sync_consumers();  // the sums of the stage before have been read
       receive(head, first_row, rows, newest, query_turn, key_turn, step - 1);
       sync_consumers();
+      part.ask_later();
       received();
       if constexpr (kRing)
         part.see(rows, cursor);
@@ -378,7 +379,7 @@ MONOLANE_DEVICE float prepare_parts(int splits, uint32_t step) {
           const uint32_t wrong = (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
           ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(masses[j][i]) == step;
         }
-      if (ready || shared::over()) break;
+      if (all_ready(ready)) break;
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {

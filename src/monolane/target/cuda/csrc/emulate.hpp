@@ -202,6 +202,12 @@ MONOLANE_DEVICE void store_shared_release(uint32_t* p, uint32_t v) {
   emulate::check_shared(p, sizeof *p, 4, "store_shared_release");
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
+MONOLANE_DEVICE uint32_t transpose(uint32_t pair) {
+  const int column = emulate::lane() / 4, row = emulate::lane() % 4 * 2;
+  const uint64_t one = emulate::shuffle("transpose", pair, row * 4 + column / 2), two = emulate::shuffle("transpose", pair, (row + 1) * 4 + column / 2);
+  const int shift = column % 2 * 16;
+  return static_cast<uint32_t>((one >> shift & 0xffff) | (two >> shift & 0xffff) << 16);
+}
 MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
   emulate::mma(c, a, b);

@@ -110,6 +110,13 @@ MONOLANE_DEVICE uint32_t load_shared_acquire(const uint32_t* p) {
 }
 MONOLANE_DEVICE void store_shared_release(uint32_t* p, uint32_t v) { asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory"); }
 
+// Of a matrix of 8x8 bf16, of which thread 4g+t of the warp holds row g, columns 2t and 2t+1: column g, rows 2t and 2t+1.
+MONOLANE_DEVICE uint32_t transpose(uint32_t pair) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
+
 // c[16x8] += a[16x16] * b[16x8], bf16 in, fp32 sums. Thread 4g+t of the warp holds rows g, g+8 and columns 2t, 2t+1 of c.
 MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile(
