@@ -251,7 +251,6 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
       sync_consumers();  // the sums of the stage before have been read
       receive(head, first_row, rows, newest, query_turn, key_turn, step - 1);
       sync_consumers();
-      part.ask_later();
       received();
       if constexpr (kRing)
         part.see(rows, cursor);
@@ -379,7 +378,7 @@ MONOLANE_DEVICE float prepare_parts(int splits, uint32_t step) {
           const uint32_t wrong = (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
           ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(masses[j][i]) == step;
         }
-      if (all_ready(ready)) break;
+      if (ready || shared::over()) break;
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {

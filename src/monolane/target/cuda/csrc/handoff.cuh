@@ -12,8 +12,9 @@ MONOLANE_DEVICE float value_of(uint32_t word) { return ptx::float_of(word & 0xff
 
 MONOLANE_DEVICE uint64_t tagged_float(float v, uint32_t step) { return static_cast<uint64_t>(ptx::bits_of(v)) << 32 | step; }
 
-// Whether a look has shown all lanes of a warp what they need, or none will. They go on together: lanes that leave a loop at
-// different times take the shuffles that follow one by one, which took as long as the look itself.
+// Whether a look has shown all lanes of a warp what they need, or none will: for looks with shuffles behind them. Lanes that leave
+// a loop one by one take shuffles one by one, too, which took as long as the look itself. Where none follow, a lane that has its
+// words need not look again.
 MONOLANE_DEVICE bool all_ready(bool ready) { return !ptx::any(!ready && !shared::over()); }
 
 // The upper 32 bits of a word whose lower 32 are the step.

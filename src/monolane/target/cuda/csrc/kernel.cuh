@@ -200,13 +200,18 @@ class Consumer {
     });
   }
 
+  // Who has no part in attention need not look for its results at once: they take 3 µs, and a pause takes no more than twice its time.
+  static constexpr int kRestNs = 1000;
+
   // The input of a narrow pass, wherever it comes from; returns this thread's part of the sum of its squares.
   template <int kForm>
   MONOLANE_DEVICE float prepare_one(int layer, const Pass& now) {
     if (kForm == 0 && layer == 0) return prepare_embedding<kForm, kConsumers>(layer, token_, shared::x(), thread_index());
-    if constexpr (kForms[kForm].merges && kFewSplits > 1) {
+    if constexpr (kForms[kForm].merges) {
       const int splits = span_of<false>(now.start, window_of(layer)).splits;
-      if (splits > 1 && splits <= kFewSplits) return prepare_parts(splits, step_ - 1);
+      if (splits <= kFewSplits && worker_index() >= kKvHeads * splits) ptx::pause(kRestNs);
+      if constexpr (kFewSplits > 1)
+        if (splits > 1 && splits <= kFewSplits) return prepare_parts(splits, step_ - 1);
     }
     return prepare_words<kForm>(layer, step_ - 1);
   }

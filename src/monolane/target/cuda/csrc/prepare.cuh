@@ -112,7 +112,8 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
       }
 #pragma unroll
       for (int j = 0; j < kBurst; j++) wrong |= (four[j].x ^ step) | (four[j].y ^ step) | (four[j].z ^ step) | (four[j].w ^ step);
-      if (all_ready((wrong & 0xffffu) == 0)) break;
+      const bool ready = (wrong & 0xffffu) == 0;
+      if (kForms[kForm].norm != kNone ? all_ready(ready) : ready || shared::over()) break;
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++) v[j][0] = value_of(four[j].x), v[j][1] = value_of(four[j].y), v[j][2] = value_of(four[j].z), v[j][3] = value_of(four[j].w);

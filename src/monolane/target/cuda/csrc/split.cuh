@@ -15,9 +15,8 @@ class Split {
   static constexpr bool kWide = kSource == Source::kWide, kRing = kSource == Source::kRing;
   static constexpr bool kMany = kMostRows > 8;
   static constexpr int kStride = kConsumerWarps * kStepBlocks;  // blocks that all warps see in one step
-  // Few splits are short, and many come through the ring: a warp sees all its blocks in one step, or in two.
-  static constexpr bool kShort = kSource == Source::kNarrow && kStreamsCache && kMostSplits > kFewSplits && kSplitBlocks <= 2 * kStride && kHoldValues;
-  static constexpr bool kTwoSteps = kShort && kSplitBlocks > kStride;
+  // Few splits are short, and many come through the ring.
+  static constexpr bool kOneStep = kSource == Source::kNarrow && kStreamsCache && kMostSplits > kFewSplits && kSplitBlocks <= kStride;
 
   // `position`: of the first row; in a wide pass each row is one further. `streamed`: the blocks before this one come through
   // the ring.
@@ -54,32 +53,28 @@ class Split {
       take<true>(cursor);
   }
 
-  // The others of a short split, when the queries are there: asked for before, they would delay them.
-  MONOLANE_DEVICE void ask_later() {
-    if (!kTwoSteps) return;
-    later_.ask_keys(layer_, head_, block_ + kStride, cached_end());
-    later_.ask_values(layer_, head_, block_ + kStride, cached_end());
-  }
-
   // In a narrow pass the value of the last position is not there yet, and what lies in its place is as good as nothing.
-  MONOLANE_DEVICE void clean() { clean(held_); }
+  MONOLANE_DEVICE void clean() {
+#pragma unroll
+    for (int i = 0; i < kStepBlocks; i++)
+      if (is_newest(block(i))) held_.clean_values(i, last_ % kBlockPositions - !kWide);
+  }
 
   // All of this warp's blocks. The queries lie in the scratch, and in a narrow pass the new position's key.
   MONOLANE_DEVICE void see(int rows) {
     if constexpr (kWide)
       strand_.clear();
     else
-      step<true>(held_, rows, [] {});
-    if (kTwoSteps && block_ < end_) step<false>(later_, rows, [] {});
+      step<true>(rows, [] {});
 #pragma unroll 1
-    while (!kShort && block_ < end_) step<false>(held_, rows, [] {});
+    while (!kOneStep && block_ < end_) step<false>(rows, [] {});
   }
   MONOLANE_DEVICE void see(int rows, Cursor<false>& cursor) {
-    step<true>(held_, rows, [] {});
+    step<true>(rows, [] {});
 #pragma unroll 1
     while (left_ > 0) {
       const bool waits = take<kHoldValues>(cursor);
-      step<false>(held_, rows, [&] {
+      step<false>(rows, [&] {
         if (!kHoldValues) take_values(cursor, waits);
       });
     }
@@ -186,16 +181,10 @@ class Split {
     if (waits) cursor.leave();
   }
 
-  MONOLANE_DEVICE void clean(Held& held) {
-#pragma unroll
-    for (int i = 0; i < kStepBlocks; i++)
-      if (is_newest(block(i))) held.clean_values(i, last_ % kBlockPositions - !kWide);
-  }
-
-  // The blocks that are held. Of a long split, the next ones are on their way meanwhile, into the registers that become free.
+  // The blocks that are held. Where they lie, the next ones are on their way meanwhile, into the registers that become free.
   // Fresh: the first, whose values are clean. `weighed()` is called when the keys are not needed any more.
   template <bool kFresh, class Weighed>
-  MONOLANE_DEVICE void step(Held& held, int rows, Weighed weighed) {
+  MONOLANE_DEVICE void step(int rows, Weighed weighed) {
     const int next = block_ + kStride;
     int blocks[kStepBlocks];
     bool whole = true;
@@ -204,23 +193,23 @@ class Split {
       blocks[i] = block(i);
       whole &= blocks[i] < newest() && (!kAnyWindow || blocks[i] * kBlockPositions >= highest_low_);
     }
-    if (!kHoldValues && !kRing) held.ask_values(layer_, head_, block_, cached_end());
+    if (!kHoldValues && !kRing) held_.ask_values(layer_, head_, block_, cached_end());
 #pragma unroll
     for (int i = 0; i < kStepBlocks; i++)
-      if (is_newest(blocks[i])) kWide ? held.put_many(i, first_, last_ % kBlockPositions) : held.put_key(i, last_ % kBlockPositions);
-    if (!kRing && (!kFresh || !kHoldValues)) clean(held);  // blocks of the ring are older
+      if (is_newest(blocks[i])) kWide ? held_.put_many(i, first_, last_ % kBlockPositions) : held_.put_key(i, last_ % kBlockPositions);
+    if (!kRing && (!kFresh || !kHoldValues)) clean();  // blocks of the ring are older
     typename Strand<kMany>::Weights weights;
-    strand_.template weigh<kFresh>(held, rows, blocks, whole, low_, limit_, weights);
+    strand_.template weigh<kFresh>(held_, rows, blocks, whole, low_, limit_, weights);
     weighed();
-    if (!kRing && !kShort && next < end_) held.ask_keys(layer_, head_, next, cached_end());
-    if (kSource == Source::kNarrow && !kShort) want(next + kWantedAhead * kStride);
+    if (!kRing && !kOneStep && next < end_) held_.ask_keys(layer_, head_, next, cached_end());
+    if (kSource == Source::kNarrow && !kOneStep) want(next + kWantedAhead * kStride);
     if constexpr (!kWide) {
 #pragma unroll
       for (int i = 0; i < kStepBlocks; i++)
         if (is_newest(blocks[i])) strand_.note(last_ % kBlockPositions, weights[i]);
     }
-    strand_.template gather<kFresh>(held, weights);
-    if (!kRing && !kShort && kHoldValues && next < end_) held.ask_values(layer_, head_, next, cached_end());
+    strand_.template gather<kFresh>(held_, weights);
+    if (!kRing && !kOneStep && kHoldValues && next < end_) held_.ask_values(layer_, head_, next, cached_end());
     if (!kRing) block_ = next;
   }
 
@@ -237,7 +226,7 @@ class Split {
   int chunk_, left_ = 0;  // of this group's chunks from the ring: the next one's first block, how many
   int block_, low_[2], limit_[2], highest_low_;
   int taken_[kStepBlocks];  // blocks that are held, where they come through the ring
-  Held held_, later_;
+  Held held_;
   Strand<kMany> strand_;
 };
 
