@@ -133,6 +133,20 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
         assert row[token.id] >= row.max() - TOLERANCE / 10
 
 
+def test_a_long_context_from_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 38 blocks in a split a warp sees several, one step after another."""
+    monkeypatch.setattr(generate, "SPLIT_BLOCKS", 1)
+    length = 38 * 4 * 16
+    model = random_model(CASES[3], length)
+    target = EmulatedTarget(model.config, model.weights, 4 * CASES[3].kv_heads, context=length)
+    exact = log_softmax(model.logits)
+    for read in (length // 4, length):
+        target.run(Request(model.tokens[: read - 1], 0, 1, frozenset(), Sampling()))
+        (token,), _ = target.run(Request(model.tokens[:read], read - 1, 1, frozenset(), Sampling(), logprobs=5))
+        for other, logprob in token.top:
+            assert abs(logprob - exact[read - 1, other]) <= TOLERANCE
+
+
 def test_stop_tokens_and_the_cache() -> None:
     model, target = random_model(CASES[3]), open_case(CASES[3], 3)
     request = Request(model.tokens[:5], 0, 12, frozenset(), Sampling(temperature=1.0, seed=4))
