@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from devices import DEVICE, on_the_gpu, opened, run
-from look_back import LookBackWeights, look_back_config
+from look_back import LIMIT, TOP, LookBackWeights, error_of, look_back_config
 from numpy.typing import NDArray
 
 from monolane.model.config import ModelConfig
@@ -26,10 +26,6 @@ LONGEST = {"cuda": 4100, "compile": 4100, "cpu": 260, "emulated": 70}[DEVICE]  #
 EDGES = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096)
 LENGTHS = sorted({*range(1, 41), *(edge + off for edge in EDGES for off in (-1, 0, 1)), 4099})
 PASSES = (1, 2, 15, 16, 17, 33)  # tokens that are left to compute after what is cached
-TOP = 20  # tokens whose logprobs are compared
-# Of the error of these logprobs, as the root of their mean square. What is rounded to bf16 (inputs of projections,
-# queries, keys, values) makes it up to 0.02; a single head that looks at a wrong position makes it 0.3 and more.
-LIMIT = 0.06
 
 NEAR = (0, 1, 15, 16, 31, 32, 63, 64)
 FAR = (127, 128, 255, 256, 511, 767, 1023, 2047)
@@ -91,9 +87,7 @@ def _read(target: Target, config: ModelConfig, weights: LookBackWeights) -> Read
 
 
 def error(read: Read, length: int, token: Token) -> float:
-    """How far the logprobs of the likeliest tokens after so many are from those of transformers in fp32."""
-    ids, ours = [i for i, _ in token.top], np.array([logprob for _, logprob in token.top])
-    return float(np.sqrt(np.mean(np.square(ours - read.exact[length - 1, ids]))))
+    return error_of(token, read.exact[length - 1])
 
 
 def after(read: Read, length: int, cached: int) -> Token:

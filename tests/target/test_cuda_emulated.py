@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulated import EmulatedTarget
+from look_back import LIMIT, TOP, LookBackWeights, error_of, look_back_config
 
 from monolane.program.plan import Plan
 from monolane.program.sample import Sampler, Sampling
@@ -14,7 +15,7 @@ from monolane.target import structs
 from monolane.target.base import Request
 from monolane.target.cuda import generate
 from monolane.target.cuda.opening import cuda_plan
-from oracle import log_softmax
+from oracle import judge_weights, log_softmax
 from random_models import CASES, Case, random_model
 
 # Activations are exchanged and multiplied in bf16: of logits with a deviation of about 1, that much may differ.
@@ -109,18 +110,6 @@ def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[7]], ids=lambda case: case.name)
-def test_a_split_of_two_steps(case: Case) -> None:
-    """Of long heads a warp holds one block: those behind the first 128 positions are its second."""
-    model, target = random_model(case), open_case(case, 4 * case.kv_heads)
-    exact = log_softmax(model.logits)
-    for length in (128, 129, 145, 200):
-        target.run(Request(model.tokens[: length - 1], 0, 1, frozenset(), Sampling()))
-        (token,), _ = target.run(Request(model.tokens[:length], length - 1, 1, frozenset(), Sampling(), logprobs=5))
-        for other, logprob in token.top:
-            assert abs(logprob - exact[length - 1, other]) <= TOLERANCE
-
-
-@pytest.mark.parametrize("case", [CASES[1], CASES[7]], ids=lambda case: case.name)
 def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more splits than the stage that follows merges, blocks of the cache are streamed as weights are."""
     monkeypatch.setattr(generate, "SPLIT_BLOCKS", 1)
@@ -133,18 +122,27 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
         assert row[token.id] >= row.max() - TOLERANCE / 10
 
 
-def test_a_long_context_from_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 38 blocks in a split a warp sees several, one step after another."""
-    monkeypatch.setattr(generate, "SPLIT_BLOCKS", 1)
-    length = 38 * 4 * 16
-    model = random_model(CASES[3], length)
-    target = EmulatedTarget(model.config, model.weights, 4 * CASES[3].kv_heads, context=length)
-    exact = log_softmax(model.logits)
-    for read in (length // 4, length):
-        target.run(Request(model.tokens[: read - 1], 0, 1, frozenset(), Sampling()))
-        (token,), _ = target.run(Request(model.tokens[:read], read - 1, 1, frozenset(), Sampling(), logprobs=5))
-        for other, logprob in token.top:
-            assert abs(logprob - exact[read - 1, other]) <= TOLERANCE
+@pytest.mark.parametrize(
+    ("head_dim", "split_blocks", "longest"),
+    [
+        pytest.param(96, 16, 256, id="a split of two steps"),
+        pytest.param(32, 1, 38 * 4 * 16, id="from the ring, several steps a split"),
+    ],
+)
+def test_no_position_is_missed(head_dim: int, split_blocks: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that look back a fixed distance: somewhere in every block of the context, at one length or another."""
+    monkeypatch.setattr(generate, "SPLIT_BLOCKS", split_blocks)
+    distances = tuple(longest * i // 8 for i in range(8))
+    config = look_back_config(8, 1, head_dim, (None,), longest + 1)
+    weights = LookBackWeights(config, (distances,))
+    target = EmulatedTarget(config, weights, 4, context=longest + 1)
+    tokens = np.random.default_rng(0).integers(0, config.vocab, longest).tolist()
+    exact = log_softmax(judge_weights(config, weights, tokens).exact)
+    target.run(Request(tokens, 0, 1, frozenset(), Sampling()))
+    for length in range(longest, longest * 7 // 8, -16):
+        again = Request(tokens[:length], length - 1, 1, frozenset(), Sampling(), logprobs=TOP)
+        (token,), _ = target.run(again)
+        assert error_of(token, exact[length - 1]) <= LIMIT, f"after {length} tokens"
 
 
 def test_stop_tokens_and_the_cache() -> None:
