@@ -126,6 +126,7 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
     ("head_dim", "split_blocks", "longest"),
     [
         pytest.param(96, 16, 256, id="a split of two steps"),
+        pytest.param(64, 2, 96, id="a few splits"),
         pytest.param(32, 1, 38 * 4 * 16, id="from the ring, several steps a split"),
     ],
 )
