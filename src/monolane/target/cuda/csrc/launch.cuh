@@ -19,8 +19,8 @@ constexpr int kWidth = 16;                         // positions of a wide pass: 
 constexpr int kColumns = 8;                        // of a tensor core's product: rows of a tile, or of half a tile twice
 constexpr int kTileSums = kGroups * kGroupWarps * kColumns;  // of a tile, at one position
 constexpr int kBatchOfOne = 32, kBatchSums = kBatchOfOne * kTileSums;
-// A wide pass has its input elsewhere, and that place for sums, too.
-constexpr int kBatchOfMany = (kXBytes / 4 + kBatchSums) / (kTileSums * kWidth);
+// A wide pass has its input elsewhere, and that place for sums, too: as many tiles for each group of warps.
+constexpr int kBatchOfMany = (kXBytes / 4 + kBatchSums) / (kTileSums * kWidth) / kGroups * kGroups;
 constexpr int kGroup = kHeads / kKvHeads;
 constexpr int kQueries = kHeads * kHeadDim;
 constexpr int kKeys = kKvHeads * kHeadDim;

@@ -1,5 +1,7 @@
 // Streaming a matrix through the tensor cores: the weights are the B operand (8 rows of 16 k), the positions are the rows
 // of A, so one position or sixteen cost the same. A sum has a fixed order: per chunk of a tile along k, per warp, in turn.
+// At one position tiles come one after the other. At sixteen the first chunks of all tiles of a batch come first, then the second:
+// a warp's inputs of a chunk stay in registers meanwhile, so that those from L2 are read once a batch. (At one position that was 2% slower.)
 //
 // At one position all upper rows of A are alike, and all lower rows. An input lies in shared memory so that four registers
 // as they are loaded are an A operand (see input_place). A product with the first two words of a lane's weights counts in the
@@ -90,38 +92,65 @@ MONOLANE_DEVICE void words_of(const Word4 (&pieces)[kBlocks], int block, int hal
     first = paired.x, second = paired.z;
 }
 
-// A warp's units of a chunk. Inputs are loaded together, so that products need not wait one by one: from shared memory,
-// a few at a time; from global memory, where each wait is long, as many as there are registers for.
-template <int kForm, bool kStaged>
-MONOLANE_DEVICE void multiply_many(const Word4 (&weights)[Share<kForm>::kMine], const uint16_t* from, int stride, int units, int warp, float (&sums)[4][4]) {
+// A warp's inputs of units [first, first + kCount) of a chunk, loaded together, so that products need not wait one by one.
+template <int kForm, bool kStaged, int kCount>
+struct WideInputs {
   using S = Share<kForm>;
-  constexpr int kBlocks = S::kBlocks, kTogether = divide_up(kStaged ? 2 : S::kMine, kBlocks);
+  Word4 upper[kCount][S::kBlocks], lower[kCount][S::kBlocks];
+
+  MONOLANE_DEVICE void load(const uint16_t* from, int stride, int units, int warp, int first = 0) {
 #pragma unroll
-  for (int first = 0; first < S::kMine; first += kTogether) {
-    Word4 upper[kTogether][kBlocks], lower[kTogether][kBlocks];
+    for (int i = 0; i < kCount; i++)
 #pragma unroll
-    for (int i = 0; i < kTogether; i++)
-#pragma unroll
-      for (int b = 0; b < kBlocks; b++) {
+      for (int b = 0; b < S::kBlocks; b++) {
         upper[i][b] = lower[i][b] = {0, 0, 0, 0};
         if (first + i >= S::kMine || !S::there(first + i, units, warp)) continue;
-        const uint16_t* at = from + ((first + i) * kGroupWarps * kBlocks + b) * kBlock;
+        const uint16_t* at = from + ((first + i) * kGroupWarps * S::kBlocks + b) * kBlock;
         upper[i][b] = input_words<kStaged>(at);
         lower[i][b] = input_words<kStaged>(at + 8 * stride);
       }
+  }
+
+  MONOLANE_DEVICE void multiply(const Word4 (&weights)[S::kMine], int units, int warp, float (&sums)[4][4], int first = 0) const {
 #pragma unroll
-    for (int i = 0; i < kTogether; i++)
+    for (int i = 0; i < kCount; i++)
 #pragma unroll
-      for (int n = 0; n < 2 * kBlocks; n++) {
+      for (int n = 0; n < 2 * S::kBlocks; n++) {
         if (first + i >= S::kMine || !S::there(first + i, units, warp)) continue;
         const Word4 w = weights[first + i];
         uint32_t a[4];
         words_of<kStaged>(upper[i], n / 2, n % 2, a[0], a[2]);
         words_of<kStaged>(lower[i], n / 2, n % 2, a[1], a[3]);
-        ptx::mma(sums[(2 * i * kBlocks + n) % 4], a[0], a[1], a[2], a[3], n % 2 ? w.z : w.x, n % 2 ? w.w : w.y);
+        ptx::mma(sums[(2 * i * S::kBlocks + n) % 4], a[0], a[1], a[2], a[3], n % 2 ? w.z : w.x, n % 2 ? w.w : w.y);
       }
   }
+};
+
+// From shared memory, a few at a time: they are loaded again for every tile.
+template <int kForm>
+MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[Share<kForm>::kMine], const uint16_t* from, int stride, int units, int warp, float (&sums)[4][4]) {
+  constexpr int kTogether = divide_up(2, Share<kForm>::kBlocks);
+#pragma unroll
+  for (int first = 0; first < Share<kForm>::kMine; first += kTogether) {
+    WideInputs<kForm, true, kTogether> inputs;
+    inputs.load(from, stride, units, warp, first);
+    inputs.multiply(weights, units, warp, sums, first);
+  }
 }
+
+// What a warp keeps of its input from one tile to the next.
+template <int kForm, int kPositions>
+struct HeldInputs {
+  WideInputs<kForm, false, Share<kForm>::kMine> inputs;
+
+  MONOLANE_DEVICE void load(const uint16_t* from, int stride, int units, int warp) { inputs.load(from, stride, units, warp); }
+};
+template <int kForm>
+struct HeldInputs<kForm, 1> {
+  Inputs<kForm, 0, Share<kForm>::kMine> inputs;
+
+  MONOLANE_DEVICE void load(const uint16_t* from, int, int units, int warp) { inputs.load(from, units, warp); }
+};
 
 // --- sums ---
 
@@ -132,9 +161,10 @@ MONOLANE_DEVICE float* sums_at(int tile, int part, int warp) {
   return first + ((tile * kGroups + part) * kGroupWarps + warp) * kPositions * kColumns;
 }
 
-// What has been summed up of a tile, to `to`; and zeros for the next.
+// What has been summed up of a chunk of a tile, to `to`, on top of its earlier chunks; and zeros for the next.
 template <int kBlocks, int kPositions>
-MONOLANE_DEVICE void store_sums(float* to, int lane, float (&sums)[4][4]) {
+MONOLANE_DEVICE void store_sums(float* to, int lane, float (&sums)[4][4], bool add) {
+  const auto store = [&](int at, float v) { to[at] = add ? to[at] + v : v; };
   const int row = lane / 4, column = lane % 4 * 2;
   const bool right = kBlocks > 1 && column >= kColumns / 2;  // what counts here are products with the second block
   if (kPositions > 1) {
@@ -144,8 +174,8 @@ MONOLANE_DEVICE void store_sums(float* to, int lane, float (&sums)[4][4]) {
       const float one = sums[0][i] + sums[1][i], two = sums[2][i] + sums[3][i];
       total[i] = kBlocks == 1 ? one + two : right ? two : one;
     }
-    to[row * kColumns + column] = total[0], to[row * kColumns + column + 1] = total[1];
-    to[(row + 8) * kColumns + column] = total[2], to[(row + 8) * kColumns + column + 1] = total[3];
+    store(row * kColumns + column, total[0]), store(row * kColumns + column + 1, total[1]);
+    store((row + 8) * kColumns + column, total[2]), store((row + 8) * kColumns + column + 1, total[3]);
   } else {
     // Even products count above, odd ones below; of half tiles, all of them above or all below.
     float total[2];
@@ -155,7 +185,7 @@ MONOLANE_DEVICE void store_sums(float* to, int lane, float (&sums)[4][4]) {
       const float one = above + (sums[1][i] + sums[3][i]), two = (sums[0][i + 2] + sums[2][i + 2]) + below;
       total[i] = kBlocks == 1 ? above + below : right ? two : one;
     }
-    if (row == 0) to[column] = total[0], to[column + 1] = total[1];
+    if (row == 0) store(column, total[0]), store(column + 1, total[1]);
   }
 #pragma unroll
   for (int i = 0; i < 4; i++)
@@ -202,7 +232,8 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
   using S = Share<kForm>;
   constexpr int kBatch = kPositions > 1 ? kBatchOfMany : kBatchOfOne;
   constexpr int kAhead = kWide ? 1 : kForms[kForm].ahead;  // chunks in registers
-  constexpr bool kHolds = kPositions == 1 && S::kOwnChunks == 1;  // the same part of the input for every tile
+  constexpr bool kByChunks = kPositions > 1 && S::kOwnChunks > 1;   // the same chunk of all tiles of a batch, then the next
+  constexpr bool kHolds = kPositions > 1 ? !kStaged : S::kOwnChunks == 1;
   constexpr int kChunkCols = S::kChunkUnits * kForms[kForm].unit_cols;
   const int lane = lane_index(), warp = warp_index() % kGroupWarps, group = cursor.turn, part = S::kWhole ? 0 : group;
   const uint16_t* mine = x + (kPositions > 1 ? lane / 4 * stride : 0) + lane % 4 * 8 + warp * kForms[kForm].unit_cols + part * kChunkCols;
@@ -219,36 +250,46 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
   about_to_wait(kForWords);
   const float scale = prepare();
   about_to_wait(kForCopy);
-  Inputs<kForm, 0, kHolds ? S::kMine : 1> held;
-  if constexpr (kHolds) held.load(mine, S::units_of(part), warp);
   float sums[4][4] = {};
   int first = 0, count = min(kBatch, tiles);          // of the batch
-  int tile = S::kWhole ? group : 0, chunk = 0;        // of the batch; of this group's chunks of the tile
+  int tile = S::kWhole ? group : 0, chunk = 0;        // of the batch; of this group's chunks of a tile
+  HeldInputs<kForm, kPositions> held;
+  const auto inputs = [&] { return mine + (S::kOwnChunks > 1 ? chunk * kGroups * kChunkCols : 0); };
+  const auto units = [&] { return S::units_of((S::kOwnChunks > 1 ? chunk * kGroups : 0) + part); };
+  const auto hold = [&] {
+    if constexpr (kHolds) held.load(inputs(), stride, units(), warp);
+  };
+  hold();
   const auto end_batch = [&] {
     sync_consumers();
     finish_batch<kForm, kPositions>(first, count, width, scale, finish);
     first += kBatch, tile -= kBatch;
+    if (kByChunks) tile = chunk = 0;
     count = min(kBatch, tiles - first);
     if (first < tiles) sync_consumers();  // the sums are overwritten next
   };
   // The chunk in `weights`, which then get the next that is not in registers. False when there is none left.
   const auto step = [&](Word4 (&weights)[S::kMine]) {
     while (tile >= count) {
-      end_batch();
-      if (first >= tiles) return false;
+      if (kByChunks && ++chunk < S::kOwnChunks) {
+        tile = 0;
+      } else {
+        end_batch();
+        if (first >= tiles) return false;
+      }
+      if (kByChunks) hold();
     }
-    const int before = (S::kOwnChunks > 1 ? chunk * kGroups : 0);  // chunks of the tile, other than `part`
-    const int units = S::units_of(before + part);
     if constexpr (kHolds)
-      held.multiply(weights, units, warp, sums);
+      held.inputs.multiply(weights, units(), warp, sums);
     else if constexpr (kPositions == 1)
-      multiply_one<kForm, 0>(weights, mine + before * kChunkCols, units, warp, sums);
+      multiply_one<kForm, 0>(weights, inputs(), units(), warp, sums);
     else
-      multiply_many<kForm, kStaged>(weights, mine + before * kChunkCols, stride, units, warp, sums);
+      multiply_staged<kForm>(weights, inputs(), stride, units(), warp, sums);
     take(weights);
-    if (S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
-      store_sums<S::kBlocks, kPositions>(sums_at<kPositions>(tile, part, warp), lane, sums);
-      tile += S::kTileStep, chunk = 0;
+    if (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
+      store_sums<S::kBlocks, kPositions>(sums_at<kPositions>(tile, part, warp), lane, sums, kByChunks && chunk > 0);
+      tile += S::kTileStep;
+      if (!kByChunks) chunk = 0;
     }
     return true;
   };

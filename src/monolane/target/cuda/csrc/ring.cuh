@@ -37,10 +37,14 @@ class Producer {
     for (int layer = 0; layer < kLayers; layer++)
 #pragma unroll
       for (int form = 0; form < kHeadForm; form++) {
-        if (!put_matrix(tape, shared::own()[layer * kProjectionsPerLayer + form].tiles, kForms[form])) return false;
+        const int tiles = shared::own()[layer * kProjectionsPerLayer + form].tiles;
+        if (!(kWide ? put_batches(tape, tiles, kForms[form]) : put_tiles(tape, tiles, kForms[form]))) return false;
         if (form == 0 && !kWide && kStreamsCache && !put_cache(layer, position)) return false;
       }
-    return !with_head || put_matrix(tape, shared::own()[kProjections - 1].tiles, kForms[kHeadForm]);
+    if (!with_head) return true;
+    const int tiles = shared::own()[kProjections - 1].tiles;
+    const bool of_many = kWide && monolane_launch.request.scores;  // a wide pass has logits of one position, but for these
+    return of_many ? put_batches(tape, tiles, kForms[kHeadForm]) : put_tiles(tape, tiles, kForms[kHeadForm]);
   }
 
   // Shared memory must not be left while copies are on their way to it.
@@ -51,7 +55,8 @@ class Producer {
   }
 
  private:
-  MONOLANE_DEVICE bool put_matrix(const uint8_t*& tape, int tiles, const Form& form) {
+  // For one position: tile by tile.
+  MONOLANE_DEVICE bool put_tiles(const uint8_t*& tape, int tiles, const Form& form) {
     int chunk = 0;
     for (int tile = 0; tile < tiles; tile++)
       for (int left = form.units; left > 0; left -= form.chunk_units) {
@@ -59,6 +64,20 @@ class Producer {
         if (!put(tape, bytes, kWide ? form.pace.wide : form.pace.at(chunk++))) return false;
         tape += bytes;
       }
+    return true;
+  }
+
+  // For sixteen: of a batch of tiles a chunk for every group of each, then the next (see project).
+  MONOLANE_DEVICE bool put_batches(const uint8_t*& tape, int tiles, const Form& form) {
+    const int tile_bytes = form.units * kUnitBytes, chunk_bytes = form.chunk_units * kUnitBytes, together = min(form.chunks, kGroups) * chunk_bytes;
+    for (int left = tiles; left > 0; left -= kBatchOfMany) {
+      const int count = min(kBatchOfMany, left);
+      for (int begin = 0; begin < tile_bytes; begin += together)
+        for (int tile = 0; tile < count; tile++)
+          for (int at = begin; at < min(begin + together, tile_bytes); at += chunk_bytes)
+            if (!put(tape + tile * tile_bytes + at, min(chunk_bytes, tile_bytes - at), form.pace.wide)) return false;
+      tape += count * tile_bytes;
+    }
     return true;
   }
 
