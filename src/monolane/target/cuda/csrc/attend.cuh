@@ -248,7 +248,7 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
         part.ask();
       const Turn query_turn = turn_of(position, query_norm(layer)), key_turn = kQkNorm ? turn_of(position, key_norm(layer)) : query_turn;
       part.clean();
-      sync_consumers();  // the sums of the stage before have been read
+      sync_consumers();  // the sums of the stage before have been read, or the scratch
       receive(head, first_row, rows, newest, query_turn, key_turn, step - 1);
       sync_consumers();
       received();
@@ -262,7 +262,6 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
             if (span.splits > 1) ptx::store_relaxed(mass_of(0, split, head * kGroup + first_row + row), tagged_float(mass, step));
           });
       if (newest && !first_row) keep(layer, head, position);
-      sync_consumers();  // the scratch is free for others
     }
   }
 }
@@ -275,6 +274,7 @@ MONOLANE_DEVICE void attend_narrow(int layer, int position, uint32_t step, Curso
   else
     attend_splits<false>(layer, position, span, step, cursor, received);
   if (span.splits > kFewSplits) merge_narrow(span.splits, step);
+  sync_consumers();  // the scratch is free for others
 }
 
 // --- wide: up to sixteen positions of one block of the cache ---

@@ -43,26 +43,7 @@ MONOLANE_DEVICE int window_of(int layer) { return kAnyWindow ? kWindows[layer] :
 
 MONOLANE_DEVICE int first_seen(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
 
-// The blocks that a position sees, and how they are divided among blocks of threads: into few splits as long as the stage that
-// follows can merge them on its way in, and then among as many as there are. Of a wide pass, into no shorter ones.
-struct Span {
-  int first, blocks;  // of the cache
-  int length, splits; // blocks per split
-};
-template <bool kWide>
-MONOLANE_DEVICE Span span_of(int position, int window) {
-  const int last = position / kBlockPositions;
-  // A wide pass has positions of the whole block, so it depends on that alone; every split must have something to see.
-  const int first = kWide ? max(last - divide_up(window, kBlockPositions), 0) : first_seen(position, window) / kBlockPositions;
-  const int seen = window ? last + 1 - first : last + 1;
-  const int shortest = kWide || seen <= kFewSplits * kSplitBlocks ? kSplitBlocks : 1;
-  const int length = max(shortest, divide_up(seen, kMostSplits));
-  return {last + 1 - seen, seen, length, divide_up(seen, length)};
-}
-MONOLANE_DEVICE int split_start(const Span& span, int split) { return span.first + split * span.length; }
-MONOLANE_DEVICE int split_end(const Span& span, int split) { return span.first + min(span.blocks, (split + 1) * span.length); }
-
-// --- through the ring ---
+// --- how it is divided ---
 
 // Where there are many splits, decoding streams the cache as it streams weights: between the chunks of qkv and those of o, in
 // chunks of whole blocks, the keys of all of them and then their values. Where more query heads share a key/value head than
@@ -71,6 +52,31 @@ constexpr int kBlockBytes = (kKeyUnits + kValueUnits) * kUnitBytes;
 constexpr int kRowsAtOnce = 16;
 constexpr bool kStreamsCache = kGroup <= kRowsAtOnce && kBlockBytes <= kSlotBytes;
 constexpr int kChunkBlocks = kStreamsCache ? lesser(kGroupWarps, kSlotBytes / kBlockBytes) : 1;
+
+// The blocks that a position sees, and how they are divided among blocks of threads: into few splits as long as the stage that
+// follows can merge them on its way in, and then among as many as there are. Of a wide pass, into no shorter ones. Of few, all but the
+// last are full: the newest position is in the last, and comes late. Of many, all are equal but for one unit, a chunk of the ring where that can be.
+struct Span {
+  int first, blocks;  // of the cache
+  int splits, unit;   // blocks of a unit
+  int length, shorter;  // units of a split, and how many have no more; the last ones have one more
+};
+constexpr int kFewPositions = kFewSplits * kSplitBlocks * kBlockPositions;  // so many have a few splits, whatever the window
+template <bool kWide>
+MONOLANE_DEVICE Span span_of(int position, int window) {
+  const int last = position / kBlockPositions;
+  // A wide pass has positions of the whole block, so it depends on that alone; every split must have something to see.
+  const int first = kWide ? max(last - divide_up(window, kBlockPositions), 0) : first_seen(position, window) / kBlockPositions;
+  const int seen = window ? last + 1 - first : last + 1;
+  // Divided by constants alone: others wait for what is done here.
+  const bool few = kWide || seen <= kFewSplits * kSplitBlocks;
+  const int units = few ? divide_up(seen, kSplitBlocks) : divide_up(seen, kChunkBlocks), length = max(units / kMostSplits, 1), splits = min(units, kMostSplits);
+  return {last + 1 - seen, seen, splits, few ? kSplitBlocks : kChunkBlocks, length, splits * (length + 1) - units};
+}
+MONOLANE_DEVICE int split_start(const Span& span, int split) { return span.first + (split * span.length + max(split - span.shorter, 0)) * span.unit; }
+MONOLANE_DEVICE int split_end(const Span& span, int split) { return min(span.first + span.blocks, split_start(span, split + 1)); }
+
+// --- through the ring ---
 
 // Blocks before this one come through the ring: those that all blocks of threads have written when the pass before this
 // position's has begun here, because then the one before that has ended everywhere.

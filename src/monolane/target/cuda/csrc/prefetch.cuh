@@ -40,8 +40,8 @@ class Prefetcher {
     const Span span = span_of<false>(position, window_of(layer));
     if (streamed_end(position, span)) return;
     for (int item = worker_index(); item < kKvHeads * span.splits; item += kWorkers) {
-      const int head = item % kKvHeads, split = item / kKvHeads, first = span.first + split * span.length;
-      const int blocks = min(kWantedBlocks, min(span.length, span.blocks - split * span.length));
+      const int head = item % kKvHeads, split = item / kKvHeads, first = split_start(span, split);
+      const int blocks = min(kWantedBlocks, split_end(span, split) - first);
       prefetch_lines(key_block(layer, head, first), blocks * kKeyUnits * kUnitBytes, lane_index(), 32);
       prefetch_lines(value_block(layer, head, first), blocks * kValueUnits * kUnitBytes, lane_index(), 32);
     }

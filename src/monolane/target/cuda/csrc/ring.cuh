@@ -85,12 +85,15 @@ class Producer {
   MONOLANE_DEVICE bool put_cache(int layer, int position) {
     constexpr int kKeyBytes = kKeyUnits * kUnitBytes, kValueBytes = kValueUnits * kUnitBytes;
     constexpr int kInFlight = divide_up(kCacheBytesInFlight, kChunkBlocks * kBlockBytes);
+    if (position < kFewPositions) return true;  // at once: every layer comes here, and copies wait
     const Span span = span_of<false>(position, window_of(layer));
     const int head = worker_index() % kKvHeads, split = worker_index() / kKvHeads;
     if (split >= span.splits) return true;
     const int end = min(streamed_end(position, span), split_end(span, split));
-    for (int block = split_start(span, split); block < end; block += kChunkBlocks) {
-      if (!reached(position - 1) || !next_slot(kInFlight)) return false;
+    int block = split_start(span, split);
+    if (block < end && !reached(position - 1)) return false;
+    for (; block < end; block += kChunkBlocks) {
+      if (!next_slot(kInFlight)) return false;
       const int count = min(kChunkBlocks, end - block);
       ptx::barrier_expect(next_.full(), count * kBlockBytes);
       ptx::bulk_copy(next_.memory(), key_block(layer, head, block), count * kKeyBytes, next_.full());
