@@ -9,7 +9,6 @@ struct Pace {
   int until, first, then_until, then, rest;
   int wide;  // of a wide pass, whose hand-offs are barriers
 
-  MONOLANE_DEVICE constexpr int at(int chunk) const { return chunk < until ? first : chunk < then_until ? then : rest; }
 };
 
 struct Form {

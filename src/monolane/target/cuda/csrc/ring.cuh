@@ -35,16 +35,11 @@ class Producer {
   // ended meanwhile.
   MONOLANE_DEVICE bool pass(const uint8_t* tape, int position, bool with_head) {
     for (int layer = 0; layer < kLayers; layer++)
-#pragma unroll
-      for (int form = 0; form < kHeadForm; form++) {
-        const int tiles = shared::own()[layer * kProjectionsPerLayer + form].tiles;
-        if (!(kWide ? put_batches(tape, tiles, kForms[form]) : put_tiles(tape, tiles, kForms[form]))) return false;
-        if (form == 0 && !kWide && kStreamsCache && !put_cache(layer, position)) return false;
-      }
+      if (!put_layer<0>(tape, layer, position)) return false;
     if (!with_head) return true;
     const int tiles = shared::own()[kProjections - 1].tiles;
     const bool of_many = kWide && monolane_launch.request.scores;  // a wide pass has logits of one position, but for these
-    return of_many ? put_batches(tape, tiles, kForms[kHeadForm]) : put_tiles(tape, tiles, kForms[kHeadForm]);
+    return of_many ? put_batches<kHeadForm>(tape, tiles) : put_tiles<kHeadForm>(tape, tiles);
   }
 
   // Shared memory must not be left while copies are on their way to it.
@@ -55,30 +50,55 @@ class Producer {
   }
 
  private:
+  // Matrices from this form on, by templates: what a copy needs to know of its form are constants, not loads that copies wait for.
+  template <int kForm>
+  MONOLANE_DEVICE bool put_layer(const uint8_t*& tape, int layer, int position) {
+    const int tiles = shared::own()[layer * kProjectionsPerLayer + kForm].tiles;
+    if (!(kWide ? put_batches<kForm>(tape, tiles) : put_tiles<kForm>(tape, tiles))) return false;
+    if (kForm == 0 && !kWide && kStreamsCache && !put_cache(layer, position)) return false;
+    if constexpr (kForm + 1 < kHeadForm)
+      return put_layer<kForm + 1>(tape, layer, position);
+    else
+      return true;
+  }
+
   // For one position: tile by tile.
-  MONOLANE_DEVICE bool put_tiles(const uint8_t*& tape, int tiles, const Form& form) {
+  template <int kForm>
+  MONOLANE_DEVICE bool put_tiles(const uint8_t*& tape, int tiles) {
+    constexpr int kUnits = kForms[kForm].units, kChunkUnits = kForms[kForm].chunk_units;
     int chunk = 0;
     for (int tile = 0; tile < tiles; tile++)
-      for (int left = form.units; left > 0; left -= form.chunk_units) {
-        const uint32_t bytes = min(form.chunk_units, left) * kUnitBytes;
-        if (!put(tape, bytes, kWide ? form.pace.wide : form.pace.at(chunk++))) return false;
+      for (int left = kUnits; left > 0; left -= kChunkUnits) {
+        const uint32_t bytes = min(kChunkUnits, left) * kUnitBytes;
+        if (!put(tape, bytes, in_flight<kForm>(chunk++))) return false;
         tape += bytes;
       }
     return true;
   }
 
   // For sixteen: of a batch of tiles a chunk for every group of each, then the next (see project).
-  MONOLANE_DEVICE bool put_batches(const uint8_t*& tape, int tiles, const Form& form) {
-    const int tile_bytes = form.units * kUnitBytes, chunk_bytes = form.chunk_units * kUnitBytes, together = min(form.chunks, kGroups) * chunk_bytes;
+  template <int kForm>
+  MONOLANE_DEVICE bool put_batches(const uint8_t*& tape, int tiles) {
+    constexpr int kTileBytes = kForms[kForm].units * kUnitBytes, kChunkBytes = kForms[kForm].chunk_units * kUnitBytes;
+    constexpr int kTogether = lesser(kForms[kForm].chunks, kGroups) * kChunkBytes;
     for (int left = tiles; left > 0; left -= kBatchOfMany) {
       const int count = min(kBatchOfMany, left);
-      for (int begin = 0; begin < tile_bytes; begin += together)
+      for (int begin = 0; begin < kTileBytes; begin += kTogether)
         for (int tile = 0; tile < count; tile++)
-          for (int at = begin; at < min(begin + together, tile_bytes); at += chunk_bytes)
-            if (!put(tape + tile * tile_bytes + at, min(chunk_bytes, tile_bytes - at), form.pace.wide)) return false;
-      tape += count * tile_bytes;
+          for (int at = begin; at < min(begin + kTogether, kTileBytes); at += kChunkBytes)
+            if (!put(tape + tile * kTileBytes + at, min(kChunkBytes, kTileBytes - at), in_flight<kForm>(0))) return false;
+      tape += count * kTileBytes;
     }
     return true;
+  }
+
+  // Copies that may be on their way at once, at this chunk of a stage.
+  template <int kForm>
+  MONOLANE_DEVICE static int in_flight(int chunk) {
+    constexpr Pace kPace = kForms[kForm].pace;
+    constexpr int kFirst = kPace.first, kThen = kPace.then, kRest = kPace.rest;
+    if (kWide) return kPace.wide;
+    return chunk < kPace.until ? kFirst : chunk < kPace.then_until ? kThen : kRest;
   }
 
   // This block's split of the cache: many splits are never more than there are blocks.
