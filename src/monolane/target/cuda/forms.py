@@ -81,6 +81,12 @@ def cut(units: int, slot: int) -> tuple[int, int]:
         chunks += GROUPS if chunks > 1 else GROUPS - 1
 
 
+def _most_tiles(plan: Plan, stage: Project) -> int:
+    """The most tiles that one worker has of a matrix like this one."""
+    alike = [number for number, other in enumerate(plan.program.projections) if _likeness(other) == _likeness(stage)]
+    return max(tape[number].tiles for tape in plan.segments for number in alike)
+
+
 def _ahead(plan: Plan, stage: Project, chunks: int, chunk_units: int) -> int:
     """Chunks that a group of warps has in registers: no more than it has in all, and than there are registers for."""
     own = -(-plan.layout.tiles(stage) // plan.workers) * chunks
@@ -166,6 +172,7 @@ def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict
         "units": units,
         "chunks": chunks,
         "chunk_units": chunk_units,
+        "most_tiles": _most_tiles(plan, stage),
         "ahead": _ahead(plan, stage, chunks, chunk_units),
         "pace": _pace(stage, chunk_units * UNIT_BYTES),
         "output": f"Output::{OUTPUTS[stage.output]}",

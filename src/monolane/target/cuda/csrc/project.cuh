@@ -232,6 +232,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
   using S = Share<kForm>;
   constexpr int kBatch = kPositions > 1 ? kBatchOfMany : kBatchOfOne;
   constexpr int kAhead = kWide ? 1 : kForms[kForm].ahead;  // chunks in registers
+  constexpr bool kOneBatch = kForms[kForm].most_tiles <= kBatch;
   constexpr bool kByChunks = kPositions > 1 && S::kOwnChunks > 1;   // the same chunk of all tiles of a batch, then the next
   constexpr bool kHolds = kPositions > 1 ? !kStaged : S::kOwnChunks == 1;
   constexpr int kChunkCols = S::kChunkUnits * kForms[kForm].unit_cols;
@@ -268,9 +269,12 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
     count = min(kBatch, tiles - first);
     if (first < tiles) sync_consumers();  // the sums are overwritten next
   };
-  // The chunk in `weights`, which then get the next that is not in registers. False when there is none left.
+  // The chunk in `weights`, which then get the next that is not in registers. False when there is none left. Where there is one batch, its
+  // end is not in between, and not there once for each chunk in registers: jumps to what is far away take time.
+  int steps = own;
   const auto step = [&](Word4 (&weights)[S::kMine]) {
-    while (tile >= count) {
+    if (kOneBatch && !steps--) return false;
+    while (!kOneBatch && tile >= count) {
       if (kByChunks && ++chunk < S::kOwnChunks) {
         tile = 0;
       } else {
@@ -279,6 +283,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
       }
       if (kByChunks) hold();
     }
+    if (kOneBatch && kByChunks && tile >= count) tile = 0, chunk++, hold();
     if constexpr (kHolds)
       held.inputs.multiply(weights, units(), warp, sums);
     else if constexpr (kPositions == 1)
@@ -296,6 +301,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kWide>& cursor, const uint16_t* x
 #pragma unroll 1
   while (step(one) && (kAhead < 2 || step(two)) && (kAhead < 3 || step(three))) {
   }
+  if (kOneBatch) end_batch();
   cursor.pass(tiles * S::kChunks);
 }
 
