@@ -54,14 +54,16 @@ constexpr bool kStreamsCache = kGroup <= kRowsAtOnce && kBlockBytes <= kSlotByte
 constexpr int kChunkBlocks = kStreamsCache ? lesser(kGroupWarps, kSlotBytes / kBlockBytes) : 1;
 
 // The blocks that a position sees, and how they are divided among blocks of threads: into few splits as long as the stage that
-// follows can merge them on its way in, and then among as many as there are. Of a wide pass, into no shorter ones. Of few, all but the
-// last are full: the newest position is in the last, and comes late. Of many, all are equal but for one unit, a chunk of the ring where that can be.
+// follows can merge them on its way in, and then among as many as there are. Of a wide pass, into no shorter ones. Splits are
+// whole units: of few, one each, so that the last is short, because what it sees of the newest position comes late; of many, as many as
+// can be, and units are chunks of the ring.
 struct Span {
-  int first, blocks;  // of the cache
-  int splits, unit;   // blocks of a unit
-  int length, shorter;  // units of a split, and how many have no more; the last ones have one more
+  int first, blocks;    // of the cache
+  int splits, unit;     // blocks of a unit
+  int length, shorter;  // units of a split, and how many have no more than that; the others, the last, have one more
 };
-constexpr int kFewPositions = kFewSplits * kSplitBlocks * kBlockPositions;  // so many have a few splits, whatever the window
+// So many positions have few splits, whatever the window.
+constexpr int kFewPositions = kFewSplits * kSplitBlocks * kBlockPositions;
 template <bool kWide>
 MONOLANE_DEVICE Span span_of(int position, int window) {
   const int last = position / kBlockPositions;
@@ -70,7 +72,8 @@ MONOLANE_DEVICE Span span_of(int position, int window) {
   const int seen = window ? last + 1 - first : last + 1;
   // Divided by constants alone: others wait for what is done here.
   const bool few = kWide || seen <= kFewSplits * kSplitBlocks;
-  const int units = few ? divide_up(seen, kSplitBlocks) : divide_up(seen, kChunkBlocks), length = max(units / kMostSplits, 1), splits = min(units, kMostSplits);
+  const int units = few ? divide_up(seen, kSplitBlocks) : divide_up(seen, kChunkBlocks);
+  const int splits = min(units, kMostSplits), length = max(units / kMostSplits, 1);
   return {last + 1 - seen, seen, splits, few ? kSplitBlocks : kChunkBlocks, length, splits * (length + 1) - units};
 }
 MONOLANE_DEVICE int split_start(const Span& span, int split) { return span.first + (split * span.length + max(split - span.shorter, 0)) * span.unit; }

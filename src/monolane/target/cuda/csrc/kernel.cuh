@@ -200,8 +200,9 @@ class Consumer {
     });
   }
 
-  // Who has no part in attention need not look for its results at once: they take 3 µs, and a pause takes no more than twice its time.
-  static constexpr int kRestNs = 1000;
+  // Results of attention take 3 µs: who has no part in it need not look at once. Merged ones take as long again as the hand-off to who
+  // merges. A pause takes no more than twice its time.
+  static constexpr int kRestNs = 1000, kMergeRestNs = 500;
 
   // The input of a narrow pass, wherever it comes from; returns this thread's part of the sum of its squares.
   template <int kForm>
@@ -209,7 +210,10 @@ class Consumer {
     if (kForm == 0 && layer == 0) return prepare_embedding<kForm, kConsumers>(layer, token_, shared::x(), thread_index());
     if constexpr (kForms[kForm].merges) {
       const int splits = span_of<false>(now.start, window_of(layer)).splits;
-      if (splits <= kFewSplits && worker_index() >= kKvHeads * splits) ptx::pause(kRestNs);
+      if (splits > kFewSplits)
+        ptx::pause(kMergeRestNs);
+      else if (worker_index() >= kKvHeads * splits)
+        ptx::pause(kRestNs);
       if constexpr (kFewSplits > 1)
         if (splits > 1 && splits <= kFewSplits) return prepare_parts(splits, step_ - 1);
     }
