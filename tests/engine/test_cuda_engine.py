@@ -65,7 +65,9 @@ def test_tokens_come_stop_and_come_again_after_kill_9() -> None:
             assert llm.target is not None
             assert llm.target.name.startswith(DEVICE)
             first = await answer(llm)
-            assert await answer(llm) == first  # also from what is in the cache
+            again = await answer(llm)  # from what is in the cache: on a GPU its last bits may differ
+            assert await answer(llm) == again
+            assert DEVICE != "cpu" or again == first
 
             # a client that goes away: the next one in the queue is served
             left, waiting = ask(llm, "Go on", ignore_eos=True), ask(llm, max_tokens=5, ignore_eos=True)
@@ -75,7 +77,7 @@ def test_tokens_come_stop_and_come_again_after_kill_9() -> None:
             assert len((await waiting.whole()).token_ids) == 5
 
             # kill -9 in the middle of an answer, with somebody in the queue
-            killed, waiting = ask(llm, "Go on", ignore_eos=True), ask(llm, max_tokens=5, ignore_eos=True)
+            killed, waiting = ask(llm, "Go on", ignore_eos=True), ask(llm, "Wait", max_tokens=5, ignore_eos=True)
             await tokens_read(killed, 20)
             pid = llm.state.worker_pid
             assert pid is not None
@@ -85,7 +87,7 @@ def test_tokens_come_stop_and_come_again_after_kill_9() -> None:
             assert len((await waiting.whole()).token_ids) == 5
             assert llm.state.worker_pid != pid
             assert (llm.state.status, llm.state.restarts) == ("ready", 1)
-            assert await answer(llm) == first
+            assert await answer(llm) == first  # nothing of it is in the new process's cache
 
     run(test, seconds=LOAD_S)
 
