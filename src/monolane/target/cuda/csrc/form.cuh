@@ -15,7 +15,7 @@ struct Form {
   int rows, cols;
   int tile_rows, unit_cols;  // rows of a tile, and k that a unit has of each of them: 8 and 32, or half and twice that
   int units, chunks, chunk_units;  // of a tile: what a warp loads at once, and how they are cut into slots of the ring
-  int most_tiles; // of a block
+  int most_tiles; // that a block has
   int ahead;      // chunks that a group has in registers
   Pace pace;
   Output output;

@@ -200,8 +200,8 @@ class Consumer {
     });
   }
 
-  // Results of attention take 3 µs: who has no part in it need not look at once. Merged ones take as long again as the hand-off to who
-  // merges. A pause takes no more than twice its time.
+  // Results of attention take 3 µs, so who has no part in it need not look for them at once; nor need anybody for merged ones, which take
+  // another hand-off. A pause takes no more than twice its time.
   static constexpr int kRestNs = 1000, kMergeRestNs = 500;
 
   // The input of a narrow pass, wherever it comes from; returns this thread's part of the sum of its squares.

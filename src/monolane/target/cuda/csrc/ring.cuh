@@ -70,7 +70,7 @@ class Producer {
     for (int tile = 0; tile < tiles; tile++)
       for (int left = kUnits; left > 0; left -= kChunkUnits) {
         const uint32_t bytes = min(kChunkUnits, left) * kUnitBytes;
-        if (!put(tape, bytes, in_flight<kForm>(chunk++))) return false;
+        if (!put(tape, bytes, most_in_flight<kForm>(chunk++))) return false;
         tape += bytes;
       }
     return true;
@@ -86,15 +86,15 @@ class Producer {
       for (int begin = 0; begin < kTileBytes; begin += kTogether)
         for (int tile = 0; tile < count; tile++)
           for (int at = begin; at < min(begin + kTogether, kTileBytes); at += kChunkBytes)
-            if (!put(tape + tile * kTileBytes + at, min(kChunkBytes, kTileBytes - at), in_flight<kForm>(0))) return false;
+            if (!put(tape + tile * kTileBytes + at, min(kChunkBytes, kTileBytes - at), kForms[kForm].pace.wide)) return false;
       tape += count * kTileBytes;
     }
     return true;
   }
 
-  // Copies that may be on their way at once, at this chunk of a stage.
+  // Copies that may be on their way at once, at this chunk of a stage. Of members of a form the compiler would make loads from a table.
   template <int kForm>
-  MONOLANE_DEVICE static int in_flight(int chunk) {
+  MONOLANE_DEVICE static int most_in_flight(int chunk) {
     constexpr Pace kPace = kForms[kForm].pace;
     constexpr int kFirst = kPace.first, kThen = kPace.then, kRest = kPace.rest;
     if (kWide) return kPace.wide;
