@@ -222,7 +222,7 @@ def test_goals_are_met_missed_or_open() -> None:
     text = report_page.page(ONE_OF_EACH, goals)
     assert "| speed | H200 | 700 µs | 500 µs | 600.0 µs | met |" in text
     assert "| speed | H200 | 500 µs | - | 600.0 µs | missed by 20.0% |" in text
-    assert "| speed | H200 | 1.6 x | - | 2.0 x | missed by 25.0% |" in text
+    assert "| speed | H200 | 1.6 x | - | 2.00 x | missed by 25.0% |" in text
     assert text.count("| not measured | open |") == 3
     assert "| 80 ms | - | 72.9 ms | met |" in text
 

@@ -40,10 +40,15 @@ def _goals(found: list[Result], goals: list[Result]) -> str:
     for goal in goals:
         measured = _measured(found, goal)
         aim = "-" if goal["aim"] is None else f"{goal['aim']:,} {goal['unit']}"
-        value = NOT_MEASURED if measured is None else f"{measured:,.{1 if measured < 1000 else 0}f} {goal['unit']}"
+        value = NOT_MEASURED if measured is None else f"{_digits(measured)} {goal['unit']}"
         on = goal["on"] or "any machine"
         rows.append((goal["what"], on, f"{goal['must']:,} {goal['unit']}", aim, value, _verdict(measured, goal)))
     return grid(("what", "on", "at most", "hoped for", "measured", ""), rows)
+
+
+def _digits(measured: float) -> str:
+    """Digits enough to tell 1.27 from a goal of 1.3."""
+    return f"{measured:,.{2 if measured < 10 else 1 if measured < 1000 else 0}f}"
 
 
 def _measured(found: list[Result], goal: Result) -> float | None:
