@@ -29,6 +29,7 @@ from monolane.target import open_target
 from monolane.target.base import Finish, Request, Target, Token
 from monolane.target.cuda import opening
 from monolane.target.cuda.opening import find_gpu
+from monolane.target.cuda.runtime import SILENT_DEADLINES
 
 Logits = NDArray[np.float32]
 Stall = tuple[int, int, int]  # worker, stage, seconds
@@ -90,8 +91,9 @@ def opened(
 
 
 def set_deadline(target: Target, seconds: float) -> None:
-    """How long a wait on the device may take, from the next launch on."""
+    """How long a wait on the device may take, from the next launch on; the host is never less patient than before."""
     target._launch.deadline_ns = int(seconds * 1e9)  # type: ignore[attr-defined]
+    target.silent_s = max(target.silent_s, SILENT_DEADLINES * seconds)  # type: ignore[attr-defined]
 
 
 def run(target: Target, request: Request) -> tuple[list[Token], Finish | None]:

@@ -9,7 +9,8 @@ memcheck: accesses outside of memory, or misaligned. racecheck: two threads of a
 shared memory with nothing between them. synccheck: barriers that not all threads reach. Words that blocks exchange in
 global memory are meant to be raced for; none of the three looks at those.
 
-Each tool slows the kernel down many times over, so waits get a long deadline. The models need neither torch nor files.
+Each tool slows the kernel down many times over, so waits get a long deadline; names of models after the command choose
+some of them. The models need neither torch nor files.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ DRAWN = Sampling(0.8, 40, 0.9, 0.01, 3, 1.1, 0.5, 0.2, ((5, 1.0), (90, -100.0)))
 
 
 def main() -> None:
-    for name, config in MODELS.items():
+    for name in sys.argv[1:] or MODELS:
+        config = MODELS[name]
         began = time.monotonic()
         tokens = np.random.default_rng(1).integers(0, config.vocab, 90).tolist()
         with opened(config, MadeUpWeights(config), 128, deadline_s=DEADLINE_S) as target:

@@ -3,6 +3,7 @@ and on a GPU where there is one."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 import threading
 from collections.abc import Iterator
@@ -162,6 +163,8 @@ def test_a_kernel_that_shows_no_life_is_given_up(model: RandomModel, monkeypatch
         with pytest.raises(TargetError, match=r"no sign of life for 0\.05 s"):
             run(target, asked(model, max_tokens=2))
         assert context.running()
+        told_to_end = ctypes.c_uint32.from_address(target._abort).value  # type: ignore[attr-defined]
+        assert told_to_end == 1  # should it only have been slow
         with pytest.raises(TargetError, match="got stuck"):
             target.run(asked(model, max_tokens=2))
     assert context.running()

@@ -162,8 +162,9 @@ class CudaTarget:
         return self._context.running()
 
     def give_up(self) -> None:
-        """The kernel will not end: nothing waits for it any more, not even closing."""
+        """The kernel will not end: nothing waits for it any more, not even closing. Was it only slow, it ends now."""
         self._broken = True
+        self.abort()
 
 
 class CudaRun:

@@ -165,6 +165,10 @@ MONOLANE_DEVICE void sync() {
   if (kCount > emulate::block().threads) emulate::fail("sync: %d threads are not whole warps of this block", kCount);
   emulate::synchronise(emulate::block().named[kId], kCount);
 }
+template <int kId, int kCount>
+MONOLANE_DEVICE void meet() {
+  sync<kId, kCount>();
+}
 template <int kCount>
 MONOLANE_DEVICE void give_registers() {}
 template <int kCount>

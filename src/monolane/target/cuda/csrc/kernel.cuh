@@ -28,7 +28,7 @@ class Consumer {
     mark_prompt();
     if (request.token_count - request.cached > 1) *this = read_prompt(*this);
     ptx::fence_async();  // the upper slots of the ring held inputs; copies may write there now
-    ptx::sync<0, kConsumers + 32>();
+    sync_consumers_and_producer();
     Cursor<false> cursor;
     while (!left_ && !(request.scores && position_ >= request.token_count)) {
       if (position_ < request.token_count) token_ = request.tokens[position_];
@@ -369,7 +369,7 @@ MONOLANE_DEVICE void produce() {
     }
     if (lane_index() == 0) wide.drain();
   }
-  ptx::sync<0, kConsumers + 32>();
+  sync_consumers_and_producer();
   if (lane_index() != 0) return;
   Producer<false> narrow;
   const int64_t passes = (count - position) + (request.scores ? 0 : request.max_tokens - 1);
@@ -393,7 +393,7 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(monolane::kThreads) monolane_kernel(MONOLAN
   }
   for (int p = thread; p < kProjections; p += kThreads)
     shared::own()[p] = {static_cast<int>(segment(p).first_tile), static_cast<int>(segment(p).tiles)};
-  ptx::sync<0, kThreads>();
+  sync_block();
   if (warp_index() < kConsumerWarps) {
     ptx::take_registers<kConsumerRegisters>();
     Consumer().run();

@@ -107,7 +107,10 @@ MONOLANE_DEVICE int thread_index() { return ptx::thread_index(); }
 MONOLANE_DEVICE int warp_index() { return static_cast<uint32_t>(ptx::thread_index()) / 32; }
 MONOLANE_DEVICE int lane_index() { return static_cast<uint32_t>(ptx::thread_index()) % 32; }
 MONOLANE_DEVICE int worker_index() { return ptx::block_index(); }
+// Barriers of a block.
+MONOLANE_DEVICE void sync_block() { ptx::sync<0, kThreads>(); }
 MONOLANE_DEVICE void sync_consumers() { ptx::sync<1, kConsumers>(); }
+MONOLANE_DEVICE void sync_consumers_and_producer() { ptx::meet<2, kConsumers + 32>(); }
 
 namespace shared {
 

@@ -80,6 +80,12 @@ MONOLANE_DEVICE void sync() {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kCount) : "memory");
 }
+// The same for warps that come from different places of the program: of bar.sync, synccheck expects one place.
+template <int kId, int kCount>
+MONOLANE_DEVICE void meet() {
+  __syncwarp();
+  asm volatile("barrier.cta.sync %0, %1;" ::"n"(kId), "n"(kCount) : "memory");
+}
 // Registers move from warps that need few to others; called by all threads of four warps (a warpgroup).
 template <int kCount>
 MONOLANE_DEVICE void give_registers() {
