@@ -9,6 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from poison import poison
+
 
 class EmulatedMemory:
     """The calls of the driver that do not depend on what a kernel is."""
@@ -23,12 +25,15 @@ class EmulatedMemory:
         return 64 << 20
 
     def allocate(self, size: int) -> int:
-        buffer = np.zeros(size + 512, np.uint8)
+        buffer = poison(size + 512)
         address = int(-(-buffer.ctypes.data // 256) * 256)
         self._memory[address] = buffer
         return address
 
-    host_memory = allocate
+    def host_memory(self, size: int) -> int:
+        address = self.allocate(size)
+        self.clear(address, size)
+        return address
 
     def write(self, address: int, data: NDArray[np.generic]) -> None:
         ctypes.memmove(address, data.ctypes.data, data.nbytes)

@@ -22,6 +22,7 @@ from monolane.target.cuda import jit
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.launch import CLEARED, Launch, Outcome, model_launch, request_struct, scratch_sizes
 from monolane.target.cuda.opening import cuda_plan
+from poison import poison
 
 SHARED_LIMIT = 232448
 
@@ -33,7 +34,7 @@ class HostArena:
         self.memory: list[NDArray[np.uint8]] = []
 
     def allocate(self, size: int) -> int:
-        buffer = np.zeros(size + 512, np.uint8)
+        buffer = poison(size + 512)
         self.memory.append(buffer)
         return -(-buffer.ctypes.data // 256) * 256
 
@@ -77,7 +78,7 @@ class EmulatedTarget:
         pack_tape(tape, weights)
         self._call = ctypes.CDLL(str(library or build_emulated(plan, stall))).monolane_emulate
         self._arena = HostArena()
-        self._launch = model_launch(tape, context, self._arena, deadline_s)
+        self.launch = model_launch(tape, context, self._arena, deadline_s)
         self._plan, self._context, self._delays = plan, context, (delay_permille, seed)
         self.vocab = config.vocab
 
@@ -94,9 +95,9 @@ class EmulatedTarget:
     def _run(self, request: Request, scores: int | None) -> tuple[list[Token], Outcome]:
         sizes = scratch_sizes(self._plan, self._context)
         for name in CLEARED:
-            ctypes.memset(getattr(self._launch, name), 0, sizes[name])
+            ctypes.memset(getattr(self.launch, name), 0, sizes[name])
         entries, outcome, abort = (structs.Entry * self._context)(), Outcome(), ctypes.c_uint32(0)
-        launch = Launch.from_buffer_copy(self._launch)
+        launch = Launch.from_buffer_copy(self.launch)
         launch.request = request_struct(request, self._arena, scores)
         launch.entries, launch.outcome = ctypes.addressof(entries), ctypes.addressof(outcome)
         launch.abort = ctypes.addressof(abort)

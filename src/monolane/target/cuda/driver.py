@@ -93,10 +93,9 @@ class Context:
         return int(call(driver.cuMemGetInfo())[0])
 
     def allocate(self, size: int) -> int:
+        """Memory with whatever was there before."""
         address = int(call(driver.cuMemAlloc(max(size, 16))))
         self._memory.append(address)
-        self.clear(address, max(size, 16))
-        call(driver.cuStreamSynchronize(self._stream))  # or the clearing of a large one looks like a kernel at work
         return address
 
     def upload(self, data: NDArray[np.generic]) -> int:

@@ -14,10 +14,13 @@ RESERVED_BYTES = 2048  # barriers, reductions, alignment
 MIN_WIDE_SLOTS = 2
 UNIT_COLS = 64  # the most k of a unit: rows of activations are whole units
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may have to stream more than its equal share of a stage, to level the tapes
+TAG_BITS = 16  # of a word of activations: the other half of it
+BUCKETS, HISTOGRAMS = 1024, 3  # of sampling: buckets of a histogram, histograms in turn
 # The cache is kept in blocks of positions; attention divides them into splits of at least so many blocks, and not into
 # more splits than there are workers for.
 BLOCK_POSITIONS = 16
 SPLIT_BLOCKS, MOST_SPLITS = 16, 64
+SPLIT_BYTES = 64 << 10  # of keys and values, which one worker reads before there are more splits
 # Splits that the stage after attention merges on its way in, if it has to read no more words than this for them.
 FEW_SPLITS, FEW_WORDS = 3, 8192
 
@@ -56,14 +59,16 @@ def few_splits(plan: Plan) -> int:
 
 
 def x_bytes(plan: Plan) -> int:
-    """The place of a projection's input; together with that of its sums it has to hold attention's scratch."""
+    """The place of a projection's input; together with that of its sums it has to hold the scratch of attention
+    and of sampling."""
     shape = plan.program.attention
     queries = MAX_WIDTH * (_up(shape.head_dim, 64) + 32) * 2 + 2 * _up(shape.head_dim, 32) * 2 + 2 * MAX_WIDTH * 4
     results = MAX_WIDTH * _up(shape.head_dim, 32) * 4
     scratch = queries + 2 * CONSUMER_WARPS * MAX_WIDTH * 4 + results
+    sampling = 8 * (256 + BUCKETS + _up(plan.workers, 16))
     chunk = slot_units(plan) * plan.layout.block
     widest = max(_up(plan.layout.padded_cols(stage), chunk) for stage in plan.program.projections)
-    return _up(max(2 * widest, scratch - 4 * BATCH_SUMS), 128)
+    return _up(max(2 * widest, max(scratch, sampling) - 4 * BATCH_SUMS), 128)
 
 
 def slot_bytes(plan: Plan) -> int:
@@ -86,14 +91,13 @@ def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:
     shape = program.attention
     columns = sorted({layout.padded_cols(stage) for stage in program.projections})
     narrow = (shared_limit - besides_ring(plan)) // slot_bytes(plan)
-    needed = max(program.hidden, shape.heads * shape.head_dim)
     new_block = BLOCK_POSITIONS * (_up(shape.head_dim, 32) + _up(shape.head_dim, 16)) * 2  # of a wide pass
-    for widest in reversed(columns):
+    for widest in (*reversed(columns), 0):
         wide = narrow - -(-max(MAX_WIDTH * (widest + 32) * 2, new_block) // slot_bytes(plan))
-        if wide >= MIN_WIDE_SLOTS and widest >= needed:
+        if wide >= MIN_WIDE_SLOTS:
             return narrow, wide, widest
     raise UnsupportedModelError(
-        f"A hidden size of {program.hidden} does not fit the {shared_limit:,} bytes of shared memory of this GPU.",
+        f"Matrices of {columns[-1]:,} columns do not fit the {shared_limit:,} bytes of shared memory of this GPU.",
         "Use a smaller model, or device='cpu'.",
     )
 
@@ -122,8 +126,10 @@ def generate(
         "kSlotUnits": slot_units(plan),
         "kSplitBlocks": SPLIT_BLOCKS,
         "kMostSplits": most_splits(plan),
+        "kSplitBytes": SPLIT_BYTES,
         "kFewSplits": few_splits(plan),
         "kXBytes": x_bytes(plan) + spare // 128 * 128,  # attention's scratch has a use for what the ring leaves
+        "kTagBits": TAG_BITS,
         "kTraced": int(traced),
         "kStallWorker": stall_worker,
         "kStallStage": stall_stage,
@@ -137,7 +143,7 @@ def generate(
         '#include "form.cuh"',
         "namespace monolane {",
         *constants(program, integers),
-        powers("MONOLANE_CONSTANT"),
+        powers("MONOLANE_TABLE"),
         f"constexpr int kBufferStrides[] = {braces(map(str, strides))};",
         f"constexpr int kWordOffsets[] = {braces(map(str, words[:-1]))};",
         f"constexpr int kWideOffsets[] = {braces(map(str, plain[:-1]))};",

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.program.plan import Plan
+from monolane.program.sample import MAX_LOGPROBS
 from monolane.program.stage import MAX_WIDTH
 from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Request
-from monolane.target.cuda.generate import BLOCK_POSITIONS, buffer_places, most_splits
+from monolane.target.cuda.generate import BLOCK_POSITIONS, BUCKETS, HISTOGRAMS, buffer_places, most_splits
 
-BUCKETS = 4096
 LINE_BYTES = 128
 ALIGNMENT = 256  # bytes, of every buffer
 
@@ -39,33 +39,12 @@ class Outcome(Structure):
     ]
 
 
-_POINTERS = [
-    "tapes",
-    "segments",
-    "head_tiles",
-    "table",
-    "constants",
-    "rotations",
-    "keys",
-    "values",
-    "words",
-    "qkv_words",
-    "wide",
-    "wide_qkv",
-    "parts",
-    "masses",
-    "arrived",
-    "choices",
-    "logits",
-    "scores",
-    "buckets",
-    "counts",
-    "failed",
-    "entries",
-    "outcome",
-    "abort",
-    "trace",
-]
+# Words with tags, in one piece: the kernel clears it when tags run out. And what else a launch must find zeroed.
+TAGGED = ("words", "qkv_words", "parts", "masses", "choices", "kept", "drawn", "reports")
+CLEARED = (*TAGGED, "arrived", "histograms", "failed")
+_MODEL = ("tapes", "segments", "head_tiles", "table", "constants", "rotations", "keys", "values")
+_SCRATCH = ("wide", "wide_qkv", "normed", "scales", "logits", "distances", "used")
+_POINTERS = (*_MODEL, *CLEARED, *_SCRATCH, "entries", "outcome", "abort", "trace")
 
 
 class Launch(Structure):
@@ -74,6 +53,7 @@ class Launch(Structure):
         ("trace_from", c_int64),
         ("trace_passes", c_int64),
         ("deadline_ns", c_int64),
+        ("tagged_bytes", c_int64),
         ("context", c_int32),
         ("unused", c_int32),
         ("request", structs.Request),
@@ -89,13 +69,13 @@ class Uploads(Protocol):
 
 class Arena(Uploads, Protocol):
     def allocate(self, size: int) -> int:
-        """Zeroed bytes, 256-byte aligned; their address."""
+        """Bytes with whatever was there before, 256-byte aligned; their address."""
 
 
 def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
     """Bytes of every buffer that belongs to a loaded model and not to its weights."""
     program, shape = plan.program, plan.program.attention
-    _, words, plain = buffer_places(program)
+    strides, words, plain = buffer_places(program)
     blocks = program.layers * shape.kv_heads * -(-context // BLOCK_POSITIONS)
     splits = MAX_WIDTH * most_splits(plan)
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -104,27 +84,28 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
         "values": blocks * BLOCK_POSITIONS * -(-shape.head_dim // 16) * 16 * 2,
         "words": 4 * words[-1],
         "qkv_words": 8 * qkv,
-        "wide": 2 * plain[-1],
-        "wide_qkv": 4 * qkv * MAX_WIDTH,
         "parts": 4 * splits * shape.heads * shape.head_dim,
         "masses": LINE_BYTES * splits * shape.heads,
+        "choices": 8 * 4 * plan.workers,
+        "kept": 8 * 3 * plan.workers,
+        "drawn": 8,
+        "reports": 8 * (4 + 2 * MAX_LOGPROBS) * plan.workers,
         "arrived": 4,
-        "choices": 8 * (2 * plan.workers + 1),
-        "logits": 4 * program.vocab,
-        "scores": 8 * program.vocab,
-        "buckets": 8 * BUCKETS,
-        "counts": 4 * program.vocab,
+        "histograms": 8 * HISTOGRAMS * BUCKETS,
         "failed": 4,
+        "wide": 2 * plain[-1],
+        "wide_qkv": 4 * qkv * MAX_WIDTH,
+        "normed": 2 * MAX_WIDTH * strides[0],
+        "scales": 4 * MAX_WIDTH,
+        "logits": 4 * program.vocab,
+        "distances": 4 * program.vocab,
+        "used": 8 * program.vocab,
     }
 
 
-# What a launch must find zeroed: tags and counters start anew with every launch. They lie in a row, from `words` on.
-CLEARED = ("words", "qkv_words", "parts", "masses", "arrived", "choices", "counts", "failed")
-
-
-def cleared_bytes(plan: Plan, context: int) -> int:
+def cleared_bytes(plan: Plan, context: int, names: tuple[str, ...] = CLEARED) -> int:
     sizes = scratch_sizes(plan, context)
-    return sum(-(-sizes[name] // ALIGNMENT) * ALIGNMENT for name in CLEARED)
+    return sum(-(-sizes[name] // ALIGNMENT) * ALIGNMENT for name in names)
 
 
 def rotations(plan: Plan, context: int) -> NDArray[np.float32]:
@@ -157,6 +138,7 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
         constants=arena.upload(tape.constants.values),
         rotations=arena.upload(rotations(plan, context)),
         deadline_ns=int(deadline_s * 1e9),
+        tagged_bytes=cleared_bytes(plan, context, TAGGED),
         context=context,
     )
     sizes = scratch_sizes(plan, context)
@@ -164,6 +146,8 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
     for name in CLEARED:
         setattr(launch, name, place)
         place += -(-sizes.pop(name) // ALIGNMENT) * ALIGNMENT
+    # Rows of activations end in columns that nobody writes and that are multiplied with zeros: they must be numbers.
+    launch.wide = arena.upload(np.zeros(sizes.pop("wide"), np.uint8))
     for name, size in sizes.items():
         setattr(launch, name, arena.allocate(size))
     return launch

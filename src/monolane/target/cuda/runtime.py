@@ -110,6 +110,7 @@ class CudaTarget:
         stamps = np.zeros((passes, self._plan.workers, len(self.program.stages), 3), np.int64)
         self._context.enter()
         address = self._context.allocate(stamps.nbytes)
+        self._context.clear(address, stamps.nbytes)  # a request may end before the last of these passes
         self._launch.trace, self._launch.trace_from, self._launch.trace_passes = address, first, passes
         try:
             for _ in CudaRun(self, request, None, self._traced()):

@@ -227,9 +227,10 @@ MONOLANE_DEVICE void keep(int layer, int head, int position) {
   const int r = position % kBlockPositions, block = position / kBlockPositions;
   uint16_t* keys = key_block(layer, head, block);
   uint16_t* values = value_block(layer, head, block);
-  for (int d = thread_index(); d < kHeadDim; d += kConsumers) {
+  // With the zeros behind a key: what lies there is multiplied with zeros of a query, and may be no number otherwise.
+  for (int d = thread_index(); d < kDimUnits * kBlock; d += kConsumers) {
     keys[key_element(r, d)] = attention::fresh_key()[d];
-    values[value_element(r, d)] = attention::fresh_value()[d];
+    if (d < kHeadDim) values[value_element(r, d)] = attention::fresh_value()[d];
   }
 }
 

@@ -62,6 +62,10 @@ struct Span {
   int splits, unit;     // blocks of a unit
   int length, shorter;  // units of a split, and how many have no more than that; the others, the last, have one more
 };
+// Merging many splits takes longer than reading a few more blocks: there are half as many, or a quarter, while none has more than kSplitBytes.
+constexpr int kSplitUnits = kSplitBytes / (kChunkBlocks * kBlockBytes);
+constexpr int kHalfSplits = kMostSplits / 2 > kFewSplits ? kMostSplits / 2 : kMostSplits;
+constexpr int kQuarterSplits = kMostSplits / 4 > kFewSplits ? kMostSplits / 4 : kHalfSplits;
 // So many positions have few splits, whatever the window.
 constexpr int kFewPositions = kFewSplits * kSplitBlocks * kBlockPositions;
 template <bool kWide>
@@ -73,7 +77,10 @@ MONOLANE_DEVICE Span span_of(int position, int window) {
   // Divided by constants alone: others wait for what is done here.
   const bool few = kWide || seen <= kFewSplits * kSplitBlocks;
   const int units = few ? divide_up(seen, kSplitBlocks) : divide_up(seen, kChunkBlocks);
-  const int splits = min(units, kMostSplits), length = max(units / kMostSplits, 1);
+  const bool quarter = !few && units <= kQuarterSplits * kSplitUnits, half = !few && units <= kHalfSplits * kSplitUnits;
+  const int most = quarter ? kQuarterSplits : half ? kHalfSplits : kMostSplits;
+  const int each = quarter ? units / kQuarterSplits : half ? units / kHalfSplits : units / kMostSplits;
+  const int splits = min(units, most), length = max(each, 1);
   return {last + 1 - seen, seen, splits, few ? kSplitBlocks : kChunkBlocks, length, splits * (length + 1) - units};
 }
 MONOLANE_DEVICE int split_start(const Span& span, int split) { return span.first + (split * span.length + max(split - span.shorter, 0)) * span.unit; }

@@ -20,6 +20,7 @@
 #define MONOLANE_PARAMETER const
 #define MONOLANE_LAUNCH
 #define MONOLANE_CONSTANT static const
+#define MONOLANE_TABLE static const
 
 namespace monolane {
 
@@ -317,6 +318,12 @@ MONOLANE_DEVICE int64_t round_to_integer(float x) {  // to nearest even; beyond 
 }
 MONOLANE_DEVICE uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return std::bit_cast<float>(x); }
+MONOLANE_DEVICE int leading_zeros(uint32_t x) { return std::countl_zero(x); }
+MONOLANE_DEVICE void add_shared64(uint64_t* p, uint64_t v) {
+  emulate::check_shared(p, sizeof *p, 8, "add_shared64");
+  emulate::act();
+  __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
 MONOLANE_DEVICE void add_global(uint64_t* p, uint64_t v) {
   emulate::act();
   __atomic_fetch_add(p, v, __ATOMIC_RELAXED);

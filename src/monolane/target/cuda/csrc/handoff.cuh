@@ -1,12 +1,18 @@
 // How results reach every block. A narrow pass publishes words that carry their own tag, the number of the step, so that
-// no fence, no counter and no clearing is needed: who needs a word looks at it until its tag is right. A wide pass has
-// sixteen times the data and one barrier per stage instead.
+// no fence and no counter is needed: who needs a word looks at it until its tag is right. A wide pass has sixteen times the
+// data and one barrier per stage instead.
+//
+// Memory for such words is cleared before a launch, and 0 is nobody's tag. Tags have kTagBits bits, and before they run out (see
+// renew_tags) all words are cleared again: no word ever has the tag of another step, however long a request is.
 #pragma once
 #include "launch.cuh"
 
 namespace monolane {
 
-MONOLANE_DEVICE uint32_t tagged(float v, uint32_t step) { return narrow_bits(v) << 16 | (step & 0xffffu); }
+constexpr uint32_t kMostTags = (1u << kTagBits) - 1;
+static_assert(kTagBits <= 16 && kMostTags >= kStageCount, "a pass needs a tag for every stage");
+
+MONOLANE_DEVICE uint32_t tagged(float v, uint32_t step) { return narrow_bits(v) << 16 | step; }
 MONOLANE_DEVICE bool is_tagged(uint32_t word, uint32_t step) { return ((word ^ step) & 0xffffu) == 0; }
 MONOLANE_DEVICE float value_of(uint32_t word) { return ptx::float_of(word & 0xffff0000u); }
 
@@ -36,7 +42,7 @@ MONOLANE_DEVICE void grid_barrier() {
     const uint32_t all = ++shared::flags()->barriers * kWorkers;
     uint32_t* counter = monolane_launch.arrived;
     ptx::add_release(counter, 1);
-    while (ptx::load_acquire(counter) < all)
+    while (static_cast<int32_t>(ptx::load_acquire(counter) - all) < 0)
       if (shared::over()) break;
   }
   sync_consumers();

@@ -25,7 +25,7 @@ class Consumer {
   MONOLANE_DEVICE void run() {
     const Request& request = monolane_launch.request;
     if (worker_index() == 0 && thread_index() == 0) monolane_launch.outcome->start_ns = ptx::now_ns();
-    mark_prompt();
+    if (adjusts_scores()) note_prompt();
     if (request.token_count - request.cached > 1) *this = read_prompt(*this);
     ptx::fence_async();  // the upper slots of the ring held inputs; copies may write there now
     sync_consumers_and_producer();
@@ -53,15 +53,9 @@ class Consumer {
     return consumer;
   }
 
-  MONOLANE_DEVICE void mark_prompt() {
-    if (worker_index() != 0) return;
-    const Request& request = monolane_launch.request;
-    for (int64_t i = thread_index(); i < request.token_count; i += kConsumers) monolane_launch.counts[request.tokens[i]] = kSeen;
-    sync_consumers();
-  }
-
   template <bool kWide>
   MONOLANE_DEVICE void pass(const Pass& now, Cursor<kWide>& cursor) {
+    if (step_ + kStageCount > kMostTags) renew_tags();
     begin<kWide>(0, now);
     embed<kWide>(now);
     mark<kWide>(0, 2);
@@ -89,6 +83,20 @@ class Consumer {
     }
   }
 
+  // Tags run out before the next pass ends: all words are cleared, and tags begin anew. Between two passes nobody has a word to wait for but
+  // the chosen token, so the first barrier is for that.
+  MONOLANE_APART static void clear_words() {
+    grid_barrier();
+    Word4* words = reinterpret_cast<Word4*>(monolane_launch.words);
+    for (int64_t i = worker_index() * kConsumers + thread_index(); i < monolane_launch.tagged_bytes / 16; i += kWorkers * kConsumers) words[i] = {0, 0, 0, 0};
+    grid_barrier();
+  }
+  MONOLANE_DEVICE void renew_tags() {
+    clear_words();
+    steps_before_ += step_;
+    step_ = 0;
+  }
+
   // A stage begins: a new tag, and the others of the block know where we are.
   template <bool kWide>
   MONOLANE_DEVICE void begin(int s, const Pass& now) {
@@ -97,7 +105,7 @@ class Consumer {
       shared::Flags* flags = shared::flags();
       ptx::store_shared(&flags->stage, s);
       ptx::store_shared(&flags->position, now.start);
-      ptx::store_shared(&flags->step, step_);
+      ptx::store_shared(&flags->step, steps_before_ + step_);
     }
     if (s == 0 && thread_index() == 0) ptx::store_shared_release(&shared::flags()->reached, now.start);
     if (kStallWorker >= 0 && worker_index() == kStallWorker && s == kStallStage) stall();
@@ -175,7 +183,11 @@ class Consumer {
       else
         project_wide<kForm>(rows, now, cursor);
     }
-    if (kHead && plain_greedy()) publish_best(ptx::load_shared(&shared::flags()->aborted) ? kAbortRank : best, step_);
+    if (kHead && !monolane_launch.request.scores) {
+      if (monolane_launch.request.logprobs >= 0) publish_best(best, step_, kLikeliest);
+      if (adjusts_scores()) best = best_adjusted();
+      publish_best(ptx::load_shared(&shared::flags()->aborted) ? kAbortRank : best, step_);
+    }
     mark<kWide>(s, 2);
     if (kWide) grid_barrier();
   }
@@ -222,10 +234,11 @@ class Consumer {
 
   template <int kForm>
   MONOLANE_DEVICE void project_wide(const Rows& rows, const Pass& now, Cursor<true>& cursor) {
-    constexpr bool kStaged = kPaddedCols<kForm> <= kWideCols;
+    constexpr bool kStaged = kPaddedCols<kForm> <= kWideCols, kNorm = kForms[kForm].norm != kNone;
     constexpr int kStride = kBufferStrides[kForms[kForm].reads];
     const uint16_t* plain = monolane_launch.wide + kWideOffsets[kForms[kForm].reads];
     const auto prepare = [&] {  // a warp per position; its scale goes to `reduce`
+      if constexpr (!kStaged && kNorm) prepare_together<kForm>(rows.layer, plain, now);
       if constexpr (kStaged) {
         for (int p = warp_index(); p < now.width; p += kConsumerWarps) {
           uint16_t* to = shared::wide_x() + p * kWideStride;
@@ -240,11 +253,29 @@ class Consumer {
       return 1.0f;
     };
     uint64_t unused = 0;
-    project<true, kForm, kWidth, kStaged>(rows.tiles, cursor, kStaged ? shared::wide_x() : plain, kStaged ? kWideStride : kStride, now.width, prepare,
+    const uint16_t* x = kStaged ? shared::wide_x() : kNorm ? monolane_launch.normed : plain;
+    project<true, kForm, kWidth, kStaged>(rows.tiles, cursor, x, kStaged ? kWideStride : kStride, now.width, prepare,
                                           [&](int local, int position, float first, float second, float) {
-                                            const float scale = kForms[kForm].norm != kNone ? shared::reduce()[position] : 1.0f;
+                                            const float scale = kNorm ? shared::reduce()[position] : 1.0f;
                                             finish<true, kForm>(rows, now, local, position, first * scale, second * scale, bias_of<kForm>(rows.layer, rows.first + local), unused);
                                           });
+  }
+
+  // The input of a norm that shared memory has no room for: a block prepares a position for all.
+  template <int kForm>
+  MONOLANE_DEVICE void prepare_together(int layer, const uint16_t* plain, const Pass& now) {
+    constexpr int kStride = kBufferStrides[kForms[kForm].reads];
+    for (int p = worker_index(); p < now.width; p += kWorkers) {
+      uint16_t* to = monolane_launch.normed + p * kStride;
+      const float squares = kForm == 0 && layer == 0 ? prepare_embedding<kForm, kConsumers, To::kGlobal>(layer, token_at<true>(now, p), to, thread_index())
+                                                     : prepare_plain<kForm, kConsumers, To::kGlobal>(layer, plain + p * kStride, to, thread_index());
+      const float scale = finish_prepare<kForm>(squares);
+      if (thread_index() == 0) ptx::store_relaxed(monolane_launch.scales + p, ptx::bits_of(scale));
+      sync_consumers();  // the sums of squares have been read
+    }
+    grid_barrier();
+    if (thread_index() < now.width) shared::reduce()[thread_index()] = ptx::float_of(ptx::load_relaxed(monolane_launch.scales + thread_index()));
+    sync_consumers();
   }
 
   // The logits of the last position of a wide pass.
@@ -256,14 +287,6 @@ class Consumer {
     project<true, kForm, 1, true>(rows.tiles, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
       finish<true, kForm>(rows, now, local, now.width - 1, first * scale, second * scale, bias_of<kForm>(rows.layer, rows.first + local), best);
     });
-  }
-
-  // Nothing but the highest logit matters: no block needs to see all of them.
-  MONOLANE_DEVICE bool plain_greedy() const {
-    const Request& request = monolane_launch.request;
-    const Sampling& how = request.sampling;
-    const bool neutral = how.repeat_up == 1 << kFactorBits && how.repeat_down == 1 << kFactorBits && !how.presence && !how.frequency;
-    return how.greedy && neutral && !how.bias_count && request.logprobs < 0;
   }
 
   // A row's bias; of a gate, those of both its rows.
@@ -309,10 +332,9 @@ class Consumer {
   // One token more, the same for all blocks.
   MONOLANE_DEVICE void sample(const Pass& now) {
     const Request& request = monolane_launch.request;
-    if (!plain_greedy()) grid_barrier();
     about_to_wait(kForChoice);
     const int made = now.start + now.width - static_cast<int>(request.token_count);  // before this one
-    const uint32_t token = choose(now.start + now.width, made, step_, plain_greedy());
+    const uint32_t token = plain_greedy() ? token_of(best_of_all(step_ - 1, kBest, [](int, uint64_t) {})) : choose(now.start + now.width, made, step_);
     if (shared::over()) return;  // whatever was chosen, it is not an answer
     if (token == kAbortToken || token == kNoToken) return end(token == kNoToken ? kNotANumber : kAborted);
     token_ = static_cast<int32_t>(token);
@@ -323,29 +345,13 @@ class Consumer {
     if (stop || made + 1 == request.max_tokens) end(stop ? kStopped : kLengthReached);
   }
 
-  MONOLANE_DEVICE static uint32_t choose(int64_t position, int64_t made, uint32_t step, bool greedy) {
-    if (greedy) return best_of_all(step - 1);
-    const Request& request = monolane_launch.request;
-    uint64_t* drawn = monolane_launch.choices + 2 * kWorkers;
-    if (worker_index() == 0) {
-      const bool aborted = ptx::load_shared(&shared::flags()->aborted);
-      const uint32_t token = draw(position);
-      if (token != kNoToken) {
-        if (request.logprobs >= 0) report_logprobs(token, monolane_launch.entries + made);
-        if (thread_index() == 0) monolane_launch.counts[token] = (monolane_launch.counts[token] | kSeen) + 1;
-      }
-      ptx::fence_host();
-      if (thread_index() == 0) ptx::store_relaxed(drawn, static_cast<uint64_t>(aborted ? kAbortToken : token) << 32 | step);
-    }
-    return await_wide_word(drawn, step);
-  }
-
   MONOLANE_DEVICE void end(Status status) {
     left_ = true;
     if (thread_index() == 0) ptx::store_shared(&shared::flags()->status, status);
   }
 
-  uint32_t step_ = 0;
+  uint32_t step_ = 0;          // the tag of what this stage publishes: 1 to kMostTags
+  uint32_t steps_before_ = 0;  // tags began anew
   int32_t token_ = kNone;
   int narrow_passes_ = 0;
   int position_ = static_cast<int>(monolane_launch.request.cached);

@@ -25,7 +25,6 @@ constexpr int kGroup = kHeads / kKvHeads;
 constexpr int kQueries = kHeads * kHeadDim;
 constexpr int kKeys = kKvHeads * kHeadDim;
 constexpr int kStageCount = kLayers * kStagesPerLayer + 3;  // embedding, layers, head, sampling
-constexpr int kBuckets = 4096;
 
 // What the host reads while the kernel runs.
 struct Outcome {
@@ -33,6 +32,12 @@ struct Outcome {
   uint32_t worker, stage, layer, waited_for;  // of a wait that took too long
   uint32_t steps, unused;                     // stages begun, now and then: a sign of life
   int64_t start_ns;                           // when the kernel began, on its own clock
+};
+
+// What penalties and biases need to know of a token.
+struct TokenUse {
+  int32_t count;  // times in the answer, and kSeen for what the prompt has
+  int32_t bias;
 };
 
 struct Launch {
@@ -44,25 +49,34 @@ struct Launch {
   const float* rotations;  // [position][head_dim / 2][cosine, sine]
   uint16_t* keys;          // [layer][key/value head][block of positions], see cache.cuh
   uint16_t* values;
-  uint32_t* words;      // activations of a narrow pass: bf16 and a 16-bit tag each
-  uint64_t* qkv_words;  // queries, keys and values: fp32 and a 32-bit tag each
+  // Words with tags, in one piece of `tagged_bytes`: a value in the upper half of a word, its tag in the lower.
+  uint32_t* words;      // activations of a narrow pass, bf16
+  uint64_t* qkv_words;  // queries, keys and values, fp32
+  uint32_t* parts;      // [position of the pass][split][query head's dimension]: attention over a split, bf16
+  uint64_t* masses;     // [position of the pass][split][query head][a line]: logarithm of the split's weight, fp32
+  uint64_t* choices;    // [workers][2][2]: each worker's best token, see sample.cuh
+  uint64_t* kept;       // [workers][3]: the weight of its tokens that may be drawn, those at the last distance
+  uint64_t* drawn;      // the token
+  struct Report* reports;  // [workers]: for logprobs
+  // Zero at launch.
+  uint32_t* arrived;     // of the grid's barrier
+  uint64_t* histograms;  // [kHistograms][kBuckets]
+  uint32_t* failed;      // not 0: a worker is stuck, everybody leaves
+  // Whatever was there before.
   uint16_t* wide;       // activations of a wide pass: plain bf16
   float* wide_qkv;
-  uint32_t* parts;     // [position of the pass][split][query head's dimension]: attention over a split, bf16 and tag
-  uint64_t* masses;    // [position of the pass][split][query head][a line]: logarithm of the split's weight, fp32 and tag
-  uint32_t* arrived;   // of the grid's barrier
-  uint64_t* choices;   // [workers][2] and one more: each worker's best token, the token that was drawn
-  float* logits;
-  int64_t* scores;     // [vocabulary]
-  uint64_t* buckets;   // [kBuckets]
-  int32_t* counts;     // [vocabulary]: times in the answer, and kSeen for what the prompt has
-  uint32_t* failed;    // not 0: a worker is stuck, everybody leaves
+  uint16_t* normed;     // [position of the pass]: the input of a norm where shared memory has no room for it
+  uint32_t* scales;     // [position of the pass]: fp32, what such an input is to be multiplied with
+  float* logits;        // [vocabulary]
+  uint32_t* distances;  // [vocabulary], where a block's own do not fit its shared memory
+  TokenUse* used;       // [vocabulary], each looked at by its worker alone
   Entry* entries;      // host memory
   Outcome* outcome;    // host memory
   const uint32_t* abort;  // host memory
   int64_t* trace;         // of a traced kernel, [passes][workers][stages][3]: when a stage began, had its input, ended; in ns
   int64_t trace_from, trace_passes;  // which narrow passes are traced
   int64_t deadline_ns;
+  int64_t tagged_bytes;
   int32_t context, unused;
   Request request;
 };
@@ -141,6 +155,7 @@ struct Flags {
   uint32_t barriers;         // of the grid that the first thread has passed
   uint32_t posted, written;  // tokens that were made, and those the host has been told of
   uint32_t reached;          // the position of the pass that has begun
+  uint32_t histograms;       // that were used for sampling
 };
 constexpr uint32_t kMailbox = 4;
 struct Message {
@@ -148,8 +163,8 @@ struct Message {
   int64_t time_ns;
 };
 MONOLANE_DEVICE Flags* flags() { return at<Flags>(kReduceOffset + 384); }
-MONOLANE_DEVICE Message* mailbox() { return at<Message>(kReduceOffset + 432); }  // [kMailbox]
-static_assert(sizeof(Flags) <= 48 && 432 + kMailbox * sizeof(Message) <= 512, "shared memory");
+MONOLANE_DEVICE Message* mailbox() { return at<Message>(kReduceOffset + 448); }  // [kMailbox]
+static_assert(sizeof(Flags) <= 64 && 448 + kMailbox * sizeof(Message) <= 512, "shared memory");
 MONOLANE_DEVICE bool stopped() { return ptx::load_shared(&flags()->stop) != 0; }
 MONOLANE_DEVICE bool over() { return ptx::load_shared(&flags()->over) != 0; }
 

@@ -35,11 +35,15 @@ MONOLANE_DEVICE int input_place(int k) {
   return k / (2 * kBlock) * (2 * kBlock) + k % 8 / 4 * kBlock + k % kBlock / 8 * 8 + k / kBlock % 2 * 2;
 }
 
+// Where a prepared input lies: in shared memory, in places of its own (see input_place), or in global memory, in order.
+enum class To { kShared, kGlobal };
+
 // Four elements, with a norm's weights, to their places in `x`; returns their sum of squares.
+template <To kTo>
 MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint16_t* x) {
   uint32_t* words = reinterpret_cast<uint32_t*>(x);
   words[0] = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
-  words[2] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
+  words[kTo == To::kShared ? 2 : 1] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
   return (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
 }
 
@@ -55,13 +59,13 @@ constexpr int kPaddedCols = kForms[kForm].units * kForms[kForm].unit_cols;
 // Elements [0, cols), and zeros behind them up to whole units, four at a time, this thread's share of kThreadCount.
 // `fetch(base, v)` gives the four at base, base + 4 * kThreadCount, … of a burst; a norm's weights are asked for before.
 // Returns the sum of squares.
-template <int kForm, int kThreadCount, int kBurst, class Fetch>
+template <int kForm, int kThreadCount, int kBurst, To kTo = To::kShared, class Fetch>
 MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fetch) {
   constexpr int kCols = kForms[kForm].cols, kPadded = kPaddedCols<kForm>, kStride = kThreadCount * 4;
   constexpr bool kNorm = kForms[kForm].norm != kNone;
   constexpr int kRounds = divide_up(kPadded, kBurst * kStride);
   const float* weights = kNorm ? norm_weights<kForm>(layer) + thread * 4 : nullptr;
-  uint16_t* to = x + input_place<kForm>(thread * 4);  // steps are whole units
+  uint16_t* to = x + (kTo == To::kShared ? input_place<kForm>(thread * 4) : thread * 4);  // steps are whole units
   float squares = 0.0f;
 #pragma unroll
   for (int round = 0; round < kRounds; round++) {
@@ -78,7 +82,7 @@ MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fet
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
       const int from = first + j * kStride;
-      if (from + kStride <= kPadded || from + thread * 4 < kPadded) squares += store_four(v[j], weight[j], to + from);
+      if (from + kStride <= kPadded || from + thread * 4 < kPadded) squares += store_four<kTo>(v[j], weight[j], to + from);
     }
   }
   return squares;
@@ -120,9 +124,9 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   });
 }
 
-template <int kForm, int kThreadCount>
+template <int kForm, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token, uint16_t* x, int thread) {
-  return prepare_part<kForm, kThreadCount, 1>(layer, x, thread, [&](int k, float (&v)[1][4]) {
+  return prepare_part<kForm, kThreadCount, 1, kTo>(layer, x, thread, [&](int k, float (&v)[1][4]) {
     if (k < kHidden) embedding(token, k, v[0]);
   });
 }
@@ -157,10 +161,10 @@ MONOLANE_DEVICE float finish_prepare(float squares) {
 }
 
 // One position of a wide pass, plain elements, asked for all at once. Rows of plain elements are whole units.
-template <int kForm, int kThreadCount>
+template <int kForm, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* x, int thread) {
   constexpr int kBurst = kBurstOf<kForm, kThreadCount, 16>, kCols = kForms[kForm].cols;
-  return prepare_part<kForm, kThreadCount, kBurst>(layer, x, thread, [&](int base, float (&v)[kBurst][4]) {
+  return prepare_part<kForm, kThreadCount, kBurst, kTo>(layer, x, thread, [&](int base, float (&v)[kBurst][4]) {
     uint64_t four[kBurst];
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {

@@ -10,6 +10,7 @@ typedef int int32_t;
 typedef long long int64_t;
 
 #define INT32_MAX 0x7fffffff
+#define UINT32_MAX 0xffffffffu
 #define INT64_MAX 0x7fffffffffffffffLL
 
 #define MONOLANE_DEVICE __device__ __forceinline__
@@ -19,6 +20,7 @@ typedef long long int64_t;
 #define MONOLANE_PARAMETER const __grid_constant__
 #define MONOLANE_LAUNCH __constant__
 #define MONOLANE_CONSTANT __constant__ const
+#define MONOLANE_TABLE __device__ const  // for threads that look at different places
 
 namespace monolane {
 
@@ -66,7 +68,7 @@ MONOLANE_DEVICE bool barrier_passed(uint64_t* barrier, uint32_t parity) {  // ma
 
 // Global to shared memory, asynchronously; 16-byte aligned, a multiple of 16 bytes.
 MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
@@ -220,7 +222,14 @@ MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64
 MONOLANE_DEVICE int64_t round_to_integer(float x) { return __float2ll_rn(x); }  // to nearest even
 MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
+MONOLANE_DEVICE int leading_zeros(uint32_t x) { return __clz(static_cast<int>(x)); }
 MONOLANE_DEVICE void add_global(uint64_t* p, uint64_t v) { atomicAdd(p, v); }
+// In shared memory there are additions of 32 bits alone: the first one tells of a carry.
+MONOLANE_DEVICE void add_shared64(uint64_t* p, uint64_t v) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(p);
+  const uint32_t low = static_cast<uint32_t>(v), sum = atomicAdd(words, low) + low, high = static_cast<uint32_t>(v >> 32) + (sum < low);
+  if (high) atomicAdd(words + 1, high);
+}
 
 }  // namespace ptx
 }  // namespace monolane

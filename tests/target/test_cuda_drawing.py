@@ -1,0 +1,108 @@
+"""Drawing a token by all blocks of the emulated kernel: the reference's token, whatever the logits look like."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulated import EmulatedTarget
+from numpy.typing import NDArray
+
+from monolane.bench.shapes import MadeUpWeights
+from monolane.model.config import ModelConfig, Rope
+from monolane.model.weights import Bf16Bits
+from monolane.program.sample import Sampler, Sampling, weights
+from monolane.target import structs
+from monolane.target.base import Request
+
+TINY = ModelConfig(
+    family="llama",
+    hidden=32,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    ffn=64,
+    vocab=3001,  # no multiple of a tile: the last block has a part of one
+    context=64,
+    norm_eps=1e-5,
+    rope=Rope(1e4),
+    windows=(None,),
+    tied=False,
+)
+BIAS = ((5, 4.0), (90, -100.0), (91, 0.25), (3000, 2.0))
+SAMPLINGS = {
+    "greedy with penalties": Sampling(repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.4),
+    "greedy with a bias": Sampling(logit_bias=BIAS),
+    "everything allowed": Sampling(temperature=1.0),
+    "top-k 1": Sampling(temperature=2.0, top_k=1),
+    "top-k of no more than blocks": Sampling(temperature=1.5, top_k=3),
+    "top-k": Sampling(temperature=1.0, top_k=700),
+    "top-k of nearly all": Sampling(temperature=30.0, top_k=2999),
+    "top-p": Sampling(temperature=0.7, top_p=0.9),
+    "top-p of one": Sampling(temperature=0.7, top_p=1e-9),
+    "top-p of nearly all": Sampling(temperature=1.0, top_p=1 - 2**-31),
+    "min-p": Sampling(temperature=1.0, min_p=0.2),
+    "top-k and top-p": Sampling(temperature=1.0, top_k=1000, top_p=0.5),
+    "hot": Sampling(temperature=100.0, top_k=2000, top_p=0.3, min_p=0.01),
+    "cold": Sampling(temperature=0.001, top_p=0.99),
+    "all of it": Sampling(0.8, 200, 0.9, 0.01, 0, 1.3, 0.5, -0.5, BIAS),
+}
+
+
+class FewRows(MadeUpWeights):
+    """A head of so many different rows, one after the other: whole groups of tokens have the same logit."""
+
+    def __init__(self, config: ModelConfig, rows: int, scale: float) -> None:
+        super().__init__(config)
+        self._rows, self._scale = rows, scale
+
+    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        if name != "head":
+            return super().rows(name, start, stop)
+        return super().rows(name, 0, self._rows)[np.arange(start, stop) % self._rows]
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        return super().vector(name) * np.float32(self._scale if name == "final_norm" else 1)
+
+
+LOGITS = {"flat": (3001, 1.0), "peaked": (3001, 12.0), "seven different ones": (7, 2.0), "all equal": (1, 1.0)}
+
+
+@pytest.fixture(scope="module", params=LOGITS)
+def target(request: pytest.FixtureRequest) -> Iterator[EmulatedTarget]:
+    yield EmulatedTarget(TINY, FewRows(TINY, *LOGITS[request.param]), 5, context=64)
+
+
+def check(target: EmulatedTarget, config: ModelConfig, sampling: Sampling, prompt: list[int], logprobs: int) -> None:
+    """One token, against the reference's choice from the very logits that the kernel has made."""
+    request = Request(prompt, 0, 1, frozenset(), sampling, logprobs)
+    (token,), outcome = target.run(request)
+    assert outcome.status == structs.LENGTH_REACHED
+    made = np.ctypeslib.as_array(ctypes.cast(target.launch.logits, ctypes.POINTER(ctypes.c_float)), (config.vocab,))
+    choice = Sampler(sampling, config.vocab, np.array(prompt), logprobs).choose(made.copy(), len(prompt))
+    assert token.id == choice.token
+    assert token.logprob == choice.logprob(choice.distance)
+    assert token.top == tuple((other, choice.logprob(distance)) for other, distance in choice.top)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_any_mixture_of_parameters_and_any_distribution(target: EmulatedTarget, sampling: Sampling) -> None:
+    for seed in range(4):
+        check(target, TINY, replace(sampling, seed=seed), [seed * 700, 90, 5][: 1 + seed % 3], (20, 0, 3, 1)[seed])
+
+
+def test_many_tokens_of_one_block() -> None:
+    """Their distances have no room in shared memory; and fewer blocks than logprobs."""
+    config = replace(TINY, vocab=40001)
+    target = EmulatedTarget(config, FewRows(config, 40001, 2.0), 2, context=64)
+    for name in ("greedy with a bias", "top-k", "top-p", "all of it"):
+        check(target, config, replace(SAMPLINGS[name], seed=3), [7, 40000], 20)
+
+
+def test_no_weight_is_left_beyond_the_kernels_distances() -> None:
+    """The kernel keeps 32 bits of a distance: at the highest temperature that users may ask for, that is far enough."""
+    assert weights(np.array([2**32 - 1]), Sampling(temperature=100.0).fixed().rate)[0] == 0

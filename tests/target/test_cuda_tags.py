@@ -1,0 +1,61 @@
+"""Tags that run out: in the emulation they have so few bits that every pass or two begins anew; on a GPU, where steps of
+a long prompt pass 65,536."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from devices import on_the_gpu, opened, run
+from emulated import EmulatedTarget
+
+from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.program.sample import Sampling
+from monolane.target.base import Request
+from monolane.target.cuda import generate
+from monolane.target.cuda.opening import cuda_plan
+from random_models import CASES, Case, random_model
+
+DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=3, frequency_penalty=0.2)
+
+
+def fewest_bits(case: Case) -> int:
+    """As many as one pass needs: a tag for every stage, and 0 for none."""
+    return len(cuda_plan(random_model(case).config, 4).program.stages).bit_length()
+
+
+def answers(case: Case, workers: int) -> list[object]:
+    """Prompts in wide passes and in narrow ones, one split of the context and many, greedy and drawn."""
+    model = random_model(case)
+    target = EmulatedTarget(model.config, model.weights, workers, delay_permille=20)
+    made: list[object] = [target.logits(model.tokens[:70]).tobytes()]
+    for sampling in (Sampling(), DRAWN):
+        tokens, _ = target.run(Request(model.tokens[:37], 0, 40, frozenset(), sampling, logprobs=2))
+        made.append([(token.id, token.logprob, token.top) for token in tokens])
+    return made
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=lambda case: case.name)
+def test_tags_of_few_bits_give_the_same_bits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "SPLIT_BLOCKS", 1)  # from one split to many, so that some words stay unused for long
+    expected = answers(case, 4 * case.kv_heads)
+    for bits in (fewest_bits(case), fewest_bits(case) + 1):
+        monkeypatch.setattr(generate, "TAG_BITS", bits)
+        assert answers(case, 4 * case.kv_heads) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mark", [pytest.param(None, marks=on_the_gpu)])
+def test_a_prompt_whose_steps_pass_65536(mark: None) -> None:
+    """However much of it is in the cache, it is the same prompt; its last tokens' pass is the one where tags end."""
+    config = replace(SHAPES["llama-3.2-1b"])
+    tokens = np.random.default_rng(1).integers(0, config.vocab, 13000).tolist()
+    with opened(config, MadeUpWeights(config), 13100) as target:
+        for length in (12912, 12928, 12930, 12944, 12946, 12960):
+            whole = Request(tokens[:length], 0, 3, frozenset(), Sampling(), logprobs=1)
+            fresh, _ = run(target, whole)
+            cached, _ = run(target, replace(whole, cached=length // 16 * 16 - 512))
+            for one, other in zip(fresh, cached, strict=True):
+                assert one.id == other.id
+                assert one.logprob == other.logprob
