@@ -20,7 +20,7 @@ from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.machine import vector_level
 from monolane.target.cuda import jit
 from monolane.target.cuda.generate import generate
-from monolane.target.cuda.launch import CLEARED, Launch, Outcome, model_launch, request_struct, scratch_sizes
+from monolane.target.cuda.launch import CLEARED, Launch, Outcome, model_launch, scratch_sizes, set_request
 from monolane.target.cuda.opening import cuda_plan
 from poison import poison
 
@@ -98,7 +98,7 @@ class EmulatedTarget:
             ctypes.memset(getattr(self.launch, name), 0, sizes[name])
         entries, outcome, abort = (structs.Entry * self._context)(), Outcome(), ctypes.c_uint32(0)
         launch = Launch.from_buffer_copy(self.launch)
-        launch.request = request_struct(request, self._arena, scores)
+        set_request(launch, request, self._arena, scores)
         launch.entries, launch.outcome = ctypes.addressof(entries), ctypes.addressof(outcome)
         launch.abort = ctypes.addressof(abort)
         self._call(ctypes.byref(launch), self._delays[0], ctypes.c_uint64(self._delays[1]))

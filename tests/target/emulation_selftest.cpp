@@ -306,7 +306,7 @@ MONOLANE_KERNEL void numbers(MONOLANE_PARAMETER Nothing) {
   expect("multiply_high", static_cast<double>(multiply_high(1ull << 63, 6)), 3);
   expect("round 2.5", static_cast<double>(round_to_integer(2.5f)), 2);
   expect("round -3.5", static_cast<double>(round_to_integer(-3.5f)), -4);
-  expect("round infinity", static_cast<double>(round_to_integer(INFINITY)), 0x1p63);
+  expect("round infinity", round_to_integer(INFINITY), 2147483647);
   expect("float_of", float_of(bits_of(1.5f)), 1.5);
   expect("poison", std::isnan(*reinterpret_cast<float*>(shared_memory())), true);
   const int64_t before = now_ns();

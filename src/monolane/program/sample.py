@@ -84,6 +84,12 @@ class FixedSampling:
     frequency: int
     bias: tuple[tuple[int, int], ...]
 
+    @property
+    def adjusts_scores(self) -> bool:
+        """Whether penalties or biases make scores other than the logits' own."""
+        neutral = self.repeat_up == self.repeat_down == 1 << FACTOR_BITS and not self.presence and not self.frequency
+        return not neutral or bool(self.bias)
+
 
 @dataclass(frozen=True)
 class Choice:

@@ -3,16 +3,15 @@
 
 namespace monolane {
 
-// 2^40 * 2^-(distance * rate): a table of 256 powers, wherever it lies, and two terms of a series.
-MONOLANE_DEVICE uint64_t weight_of(int64_t distance, uint64_t rate, const uint64_t* powers) {
+// 2^40 * 2^-(distance * rate): a table of 256 powers and two terms of a series.
+MONOLANE_DEVICE uint64_t weight_of(int64_t distance, uint64_t rate) {
   const uint64_t exponent = static_cast<uint64_t>(distance < kDistanceLimit ? distance : kDistanceLimit) * rate;
   const uint64_t whole = exponent >> 36, fraction = exponent & ((uint64_t(1) << 36) - 1);
   if (whole > kWeightBits) return 0;
   const uint64_t rest = ((fraction & ((uint64_t(1) << 28) - 1)) * kLn2Q32) >> 36;
   const uint64_t series = (uint64_t(1) << 32) - rest + ((rest * rest) >> 33);
-  return ((powers[fraction >> 28] * (series >> 10)) >> 22) >> whole;
+  return ((kPowers[fraction >> 28] * (series >> 10)) >> 22) >> whole;
 }
-MONOLANE_DEVICE uint64_t weight_of(int64_t distance, uint64_t rate) { return weight_of(distance, rate, kPowers); }
 
 // Philox4x32-10: 64 random bits from a seed and a position.
 MONOLANE_DEVICE uint64_t random_bits(uint64_t seed, uint64_t position) {

@@ -55,6 +55,8 @@ class Launch(Structure):
         ("deadline_ns", c_int64),
         ("tagged_bytes", c_int64),
         ("context", c_int32),
+        ("adjusts_scores", c_int32),
+        ("plain_greedy", c_int32),
         ("unused", c_int32),
         ("request", structs.Request),
     ]
@@ -153,12 +155,14 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
     return launch
 
 
-def request_struct(request: Request, arena: Uploads, scores: int | None) -> structs.Request:
+def set_request(launch: Launch, request: Request, arena: Uploads, scores: int | None) -> None:
     """A request whose arrays lie where the kernel sees them. ``scores``: store all logits there, sample nothing."""
     fixed = request.sampling.fixed()
+    launch.adjusts_scores = fixed.adjusts_scores
+    launch.plain_greedy = fixed.greedy and not fixed.adjusts_scores and request.logprobs is None
     bias = np.frombuffer(bytes(structs.bias_table(fixed)), np.uint8) if fixed.bias else np.zeros(1, np.uint8)
     stops = np.array(sorted(request.stop_tokens) or [-1], np.int32)
-    return structs.Request(
+    launch.request = structs.Request(
         tokens=arena.upload(np.array(request.tokens, np.int32)),
         token_count=len(request.tokens),
         cached=request.cached,

@@ -23,8 +23,8 @@ from monolane.target.cuda.launch import (
     cleared_bytes,
     entry_bytes,
     model_launch,
-    request_struct,
     scratch_sizes,
+    set_request,
 )
 from monolane.target.cuda.request_memory import RequestMemory
 from monolane.target.slots import resident_slots
@@ -141,7 +141,7 @@ class CudaTarget:
             if self._context.running():
                 raise TargetError("A request is still running.", "Wait for it, or abort it.")
             self._request.begin()
-            self._launch.request = request_struct(request, self._request, scores)
+            set_request(self._launch, request, self._request, scores)
             self._context.clear(self._launch.words, self._cleared)
             ctypes.memset(self._outcome, 0, ctypes.sizeof(Outcome))
             ctypes.c_uint32.from_address(self._abort).value = 0

@@ -311,10 +311,10 @@ MONOLANE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
 MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
-MONOLANE_DEVICE int64_t round_to_integer(float x) {  // to nearest even; beyond the range, and for NaN, as the GPU
-  if (x >= 0x1p63f) return std::numeric_limits<int64_t>::max();
-  if (!(x >= -0x1p63f)) return std::numeric_limits<int64_t>::min();
-  return static_cast<int64_t>(std::nearbyint(x));
+MONOLANE_DEVICE int32_t round_to_integer(float x) {  // to nearest even; beyond the range, and for NaN, as the GPU
+  if (x >= 0x1p31f) return std::numeric_limits<int32_t>::max();
+  if (x < -0x1p31f) return std::numeric_limits<int32_t>::min();
+  return x != x ? 0 : static_cast<int32_t>(std::nearbyint(x));
 }
 MONOLANE_DEVICE uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return std::bit_cast<float>(x); }

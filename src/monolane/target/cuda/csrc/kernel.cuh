@@ -25,7 +25,7 @@ class Consumer {
   MONOLANE_DEVICE void run() {
     const Request& request = monolane_launch.request;
     if (worker_index() == 0 && thread_index() == 0) monolane_launch.outcome->start_ns = ptx::now_ns();
-    if (adjusts_scores()) note_prompt();
+    if (monolane_launch.adjusts_scores) note_prompt();
     if (request.token_count - request.cached > 1) *this = read_prompt(*this);
     ptx::fence_async();  // the upper slots of the ring held inputs; copies may write there now
     sync_consumers_and_producer();
@@ -185,7 +185,7 @@ class Consumer {
     }
     if (kHead && !monolane_launch.request.scores) {
       if (monolane_launch.request.logprobs >= 0) publish_best(best, step_, kLikeliest);
-      if (adjusts_scores()) best = best_adjusted();
+      if (monolane_launch.adjusts_scores) best = best_adjusted();
       publish_best(ptx::load_shared(&shared::flags()->aborted) ? kAbortRank : best, step_);
     }
     mark<kWide>(s, 2);
@@ -324,7 +324,7 @@ class Consumer {
     } else if (monolane_launch.request.scores) {
       monolane_launch.request.scores[(now.start - monolane_launch.request.cached + position) * kVocab + row] = v;
     } else {
-      if (!plain_greedy()) monolane_launch.logits[row] = v;
+      if (!monolane_launch.plain_greedy) monolane_launch.logits[row] = v;
       best = max(best, rank_of(v, static_cast<uint32_t>(row)));
     }
   }
@@ -334,7 +334,7 @@ class Consumer {
     const Request& request = monolane_launch.request;
     about_to_wait(kForChoice);
     const int made = now.start + now.width - static_cast<int>(request.token_count);  // before this one
-    const uint32_t token = plain_greedy() ? token_of(best_of_all(step_ - 1, kBest, [](int, uint64_t) {})) : choose(now.start + now.width, made, step_);
+    const uint32_t token = monolane_launch.plain_greedy ? token_of(best_of_all(step_ - 1, kBest, [](int, uint64_t) {})) : choose(now.start + now.width, made, step_);
     if (shared::over()) return;  // whatever was chosen, it is not an answer
     if (token == kAbortToken || token == kNoToken) return end(token == kNoToken ? kNotANumber : kAborted);
     token_ = static_cast<int32_t>(token);

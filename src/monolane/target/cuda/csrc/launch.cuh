@@ -77,7 +77,10 @@ struct Launch {
   int64_t trace_from, trace_passes;  // which narrow passes are traced
   int64_t deadline_ns;
   int64_t tagged_bytes;
-  int32_t context, unused;
+  int32_t context;
+  int32_t adjusts_scores;  // by penalties or biases
+  int32_t plain_greedy;    // nothing but the highest logit matters
+  int32_t unused;
   Request request;
 };
 

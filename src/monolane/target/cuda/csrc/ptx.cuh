@@ -219,7 +219,7 @@ MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {  // rounded to neare
 // Four bytes of eight: `a` has bytes 0 to 3, `b` 4 to 7; each digit of `which`, the lowest first, names one.
 MONOLANE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
 MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
-MONOLANE_DEVICE int64_t round_to_integer(float x) { return __float2ll_rn(x); }  // to nearest even
+MONOLANE_DEVICE int32_t round_to_integer(float x) { return __float2int_rn(x); }  // to nearest even; zero for what is no number
 MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
 MONOLANE_DEVICE int leading_zeros(uint32_t x) { return __clz(static_cast<int>(x)); }

@@ -48,59 +48,41 @@ MONOLANE_DEVICE uint64_t highest_of_warp(uint64_t v) {
   return v;
 }
 
-MONOLANE_DEVICE uint64_t sum_of_warp64(uint64_t v) {
-  for (int mask = 16; mask; mask >>= 1) v += ptx::shuffle_xor(v, mask);
-  return v;
-}
-
-template <class OfWarp, class Combine>
-MONOLANE_DEVICE uint64_t reduce_block(uint64_t v, OfWarp of_warp, Combine combine) {
+MONOLANE_DEVICE uint64_t highest_of_block(uint64_t v) {
   sync_consumers();  // the numbers of the last reduction have been read
-  v = of_warp(v);
+  v = highest_of_warp(v);
   if (lane_index() == 0) shared::reduce64()[warp_index()] = v;
   sync_consumers();
-  uint64_t total = shared::reduce64()[0];
-  for (int w = 1; w < kConsumerWarps; w++) total = combine(total, shared::reduce64()[w]);
-  return total;
-}
-MONOLANE_DEVICE uint64_t highest_of_block(uint64_t v) {
-  return reduce_block(v, highest_of_warp, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
-}
-MONOLANE_DEVICE uint64_t sum_of_block(uint64_t v) {
-  return reduce_block(v, sum_of_warp64, [](uint64_t a, uint64_t b) { return a + b; });
+  uint64_t highest = shared::reduce64()[0];
+  for (int w = 1; w < kConsumerWarps; w++) highest = max(highest, shared::reduce64()[w]);
+  return highest;
 }
 
-// The first of `count` whose running sum exceeds `target`, and the sum before it: each thread sums a run, one of them walks its own.
-template <class Mass>
-MONOLANE_DEVICE uint32_t walk(int count, Mass mass, uint64_t target, uint64_t& sum_before) {
-  const int run = divide_up(count, kConsumers), first = min(thread_index() * run, count), last = min(first + run, count);
-  uint64_t own = 0;
-#pragma unroll 1
-  for (int i = first; i < last; i++) own += mass(i);
-  uint64_t before = own;  // inclusive sum within the warp
+// The sums over the threads before this one, and over all of them.
+struct Prefix {
+  uint64_t before, total;
+  // Whether the running sum passes `target` at this thread, whose own number this is.
+  MONOLANE_DEVICE bool passes(uint64_t target, uint64_t own) const { return before <= target && target < before + own; }
+};
+MONOLANE_DEVICE Prefix prefix_of_block(uint64_t own) {
+  uint64_t sum = own;  // with the lanes before
   for (int delta = 1; delta < 32; delta <<= 1) {
-    const uint64_t lower = ptx::shuffle_up(before, delta);
-    if (lane_index() >= delta) before += lower;
+    const uint64_t lower = ptx::shuffle_up(sum, delta);
+    if (lane_index() >= delta) sum += lower;
   }
+  sync_consumers();  // the numbers of the last reduction have been read
+  if (lane_index() == 31) shared::reduce64()[warp_index()] = sum;
   sync_consumers();
-  if (lane_index() == 31) shared::reduce64()[warp_index()] = before;
-  if (thread_index() == 0) shared::reduce64()[16] = count - 1, shared::reduce64()[17] = 0;
-  sync_consumers();
-  for (int w = 0; w < warp_index(); w++) before += shared::reduce64()[w];
-  before -= own;
-  if (before <= target && target < before + own) {
-    int i = first;
-#pragma unroll 1
-    for (uint64_t next; i < last - 1 && before + (next = mass(i)) <= target; i++) before += next;
-    shared::reduce64()[16] = i;
-    shared::reduce64()[17] = before;
+  Prefix prefix{sum - own, 0};
+  for (int w = 0; w < kConsumerWarps; w++) {
+    const uint64_t theirs = shared::reduce64()[w];
+    if (w < warp_index()) prefix.before += theirs;
+    prefix.total += theirs;
   }
-  sync_consumers();
-  const uint32_t found = static_cast<uint32_t>(shared::reduce64()[16]);
-  sum_before = shared::reduce64()[17];
-  sync_consumers();
-  return found;
+  return prefix;
 }
+// What one thread has found, for all of them: behind the numbers of reductions.
+MONOLANE_DEVICE uint64_t* found() { return shared::reduce64() + 16; }
 
 // --- the best token ---
 
@@ -134,16 +116,7 @@ MONOLANE_DEVICE uint64_t best_of_all(uint32_t step, Choice which, Use use) {
   return highest_of_block(best);
 }
 
-// --- what a request asks for ---
-
-// Whether scores differ from what the logits say.
-MONOLANE_DEVICE bool adjusts_scores() {
-  const Sampling& how = monolane_launch.request.sampling;
-  const bool neutral = how.repeat_up == 1 << kFactorBits && how.repeat_down == 1 << kFactorBits && !how.presence && !how.frequency;
-  return !neutral || how.bias_count;
-}
-// Nothing but the highest logit matters.
-MONOLANE_DEVICE bool plain_greedy() { return monolane_launch.request.sampling.greedy && !adjusts_scores() && monolane_launch.request.logprobs < 0; }
+// --- a block's own tokens ---
 
 // This block's tokens: its rows of the head.
 struct OwnTokens {
@@ -212,30 +185,44 @@ constexpr int kHistograms = 3;  // in global memory: one is filled while the nex
 namespace sampling {
 
 constexpr int kPowersOffset = kXOffset, kBucketsOffset = kPowersOffset + 256 * 8;
-constexpr int kSharesOffset = kBucketsOffset + kBuckets * 8, kDistancesOffset = kSharesOffset + round_up(kWorkers * 8, 128);
+constexpr int kRanksOffset = kBucketsOffset + kBuckets * 8, kDistancesOffset = kRanksOffset + round_up(kWorkers * 8, 128);
 constexpr bool kDistancesFit = kDistancesOffset + kMostTokens * 4 <= kResidualOffset;
 static_assert(kDistancesOffset <= kResidualOffset, "the scratch of sampling does not fit");
+static_assert(kWorkers <= kConsumers, "a block has a thread for every block");
 
 MONOLANE_DEVICE uint64_t* powers() { return shared::at<uint64_t>(kPowersOffset); }
 MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kBucketsOffset); }  // [kBuckets]
-MONOLANE_DEVICE uint64_t* shares() { return shared::at<uint64_t>(kSharesOffset); }    // [workers]: ranks, then weights
+MONOLANE_DEVICE uint64_t* ranks() { return shared::at<uint64_t>(kRanksOffset); }      // [workers]: of each one's best token
 // [this block's tokens]: highest score - score, at most what 32 bits hold: a weight is zero long before, at any temperature up to 100.
 MONOLANE_DEVICE uint32_t* distances(const OwnTokens& own) { return kDistancesFit ? shared::at<uint32_t>(kDistancesOffset) : monolane_launch.distances + own.first; }
 
 }  // namespace sampling
 
-// The n-th highest of the ranks in `shares`, or 0: that many tokens, or more, have such a rank or a higher one.
+// The n-th highest of the ranks in `ranks`, or 0: that many tokens, or more, have such a rank or a higher one.
 MONOLANE_DEVICE uint64_t nth_rank(int n) {
-  if (thread_index() == 0) shared::reduce64()[16] = 0;
+  const uint64_t* ranks = sampling::ranks();
+  if (thread_index() == 0) found()[0] = 0;
   sync_consumers();
-  for (int w = thread_index(); w < kWorkers; w += kConsumers) {
-    const uint64_t mine = sampling::shares()[w];
+  if (thread_index() < kWorkers) {
+    const uint64_t mine = ranks[thread_index()];
     int higher = 0;
-    for (int v = 0; v < kWorkers; v++) higher += sampling::shares()[v] > mine;
-    if (higher == n - 1 && mine) shared::reduce64()[16] = mine;  // ranks of tokens differ
+#pragma unroll 4
+    for (int w = 0; w < kWorkers; w++) higher += ranks[w] > mine;
+    if (higher == n - 1 && mine) found()[0] = mine;  // ranks of tokens differ
   }
   sync_consumers();
-  return shared::reduce64()[16];
+  return found()[0];
+}
+
+// weight_of() of program/sample.py for distances of 32 bits, with fewer instructions: the same numbers.
+MONOLANE_DEVICE uint64_t weight_of(uint32_t distance, uint32_t rate) {
+  const uint64_t exponent = static_cast<uint64_t>(distance) * rate;
+  const uint32_t low = static_cast<uint32_t>(exponent), high = static_cast<uint32_t>(exponent >> 32), whole = high >> 4;
+  const uint32_t rest = static_cast<uint32_t>(static_cast<uint64_t>(low & 0xfffffffu) * static_cast<uint32_t>(kLn2Q32) >> 36);
+  const uint32_t square = static_cast<uint32_t>(static_cast<uint64_t>(rest) * rest >> 33);
+  const uint32_t series = (1u << 22) - ((rest - square + 1023) >> 10);  // 1 - r + r * r / 2, in steps of 2^-22, rounded down
+  const uint64_t weight = sampling::powers()[low >> 28 | (high & 15) << 4] * series >> 22;
+  return whole > kWeightBits ? 0 : weight >> whole;
 }
 
 // --- drawing ---
@@ -243,12 +230,13 @@ MONOLANE_DEVICE uint64_t nth_rank(int n) {
 class Draw {
  public:
   MONOLANE_DEVICE Draw(uint64_t best, uint32_t step)
-      : how_(monolane_launch.request.sampling), own_(own_tokens()), distance_(sampling::distances(own_)), top_(score_of(best)), step_(step) {
-    const bool adjusts = adjusts_scores();
+      : how_(monolane_launch.request.sampling), rate_(static_cast<uint32_t>(how_.rate)), own_(own_tokens()), distance_(sampling::distances(own_)),
+        top_(score_of(best)), step_(step) {
     each_logit(own_, [&](int i, float logit) {
-      const int64_t score = adjusts ? adjusted(logit, own_.first + i) : to_score(logit);
+      const int64_t score = monolane_launch.adjusts_scores ? adjusted(logit, own_.first + i) : to_score(logit);
       distance_[i] = static_cast<uint32_t>(min(top_ - score, static_cast<int64_t>(UINT32_MAX)));
     });
+    sync_consumers();
   }
 
   MONOLANE_DEVICE uint32_t token(int64_t position) {
@@ -269,12 +257,13 @@ class Draw {
     MONOLANE_DEVICE Cutoff(uint32_t distance) : distance(distance) {}
   };
   static constexpr uint64_t kAll = ~uint64_t(0);
+  static constexpr int kThreadBuckets = kBuckets / kConsumers;
 
-  MONOLANE_DEVICE uint64_t weight(uint32_t distance) const { return weight_of(distance, how_.rate, sampling::powers()); }
+  MONOLANE_DEVICE uint64_t weight(uint32_t distance) const { return weight_of(distance, rate_); }
 
   // A distance from which on weights are zero: the exponent is beyond what weight_of gives one for.
   MONOLANE_DEVICE uint32_t first_zero() const {
-    const float limit = (kWeightBits + 1.01f) * 68719476736.0f / static_cast<float>(how_.rate);  // 2^36: an exponent's fraction
+    const float limit = (kWeightBits + 1.01f) * 68719476736.0f / static_cast<float>(rate_);  // 2^36: an exponent's fraction
     return limit < 4294967040.0f ? static_cast<uint32_t>(limit) + 1 : UINT32_MAX;
   }
 
@@ -293,19 +282,29 @@ class Draw {
     int shift = max(bit_width(limit - 1) - kBucketBits, 0);
     uint64_t left = 0;
     for (bool first = true;; first = false) {
-      add_up(low, limit, shift, by_weight);
+      uint64_t masses[kThreadBuckets], own = 0;
+      add_up(low, limit, shift, by_weight, masses);
+      for (const uint64_t mass : masses) own += mass;
+      Prefix prefix = prefix_of_block(own);
       if (first) {
-        uint64_t total = 0;
-        for (int b = thread_index(); b < kBuckets; b += kConsumers) total += sampling::buckets()[b];
-        total = sum_of_block(total);
-        left = needed(total);
-        if (left >= total) return limit - 1;
+        left = needed(prefix.total);
+        if (left >= prefix.total) return limit - 1;
       }
-      uint64_t before;
-      const uint32_t bucket = walk(kBuckets, [](int b) { return sampling::buckets()[b]; }, left ? left - 1 : 0, before);
-      const uint64_t mass = sampling::buckets()[bucket];
-      left -= before;
-      low += bucket << shift;
+      const uint64_t target = left ? left - 1 : 0;
+      if (prefix.passes(target, own)) {
+        int i = 0;
+#pragma unroll
+        for (int j = 0; j < kThreadBuckets - 1; j++)
+          if (i == j && prefix.before + masses[j] <= target) prefix.before += masses[j], i++;
+        found()[0] = thread_index() * kThreadBuckets + i, found()[1] = prefix.before, found()[2] = masses[0];
+#pragma unroll
+        for (int j = 1; j < kThreadBuckets; j++)
+          if (i == j) found()[2] = masses[j];
+      }
+      sync_consumers();
+      const uint64_t mass = found()[2];
+      left -= found()[1];
+      low += static_cast<uint32_t>(found()[0]) << shift;
       const uint32_t last = min(low + ((1u << shift) - 1), limit - 1);
       const uint64_t each = by_weight ? weight(last) : 1;  // of no token in the bucket is it less
       if (mass < 2 * each) return last;                    // there is one token in it
@@ -325,12 +324,11 @@ class Draw {
 
   MONOLANE_DEVICE static int bit_width(uint32_t v) { return 32 - ptx::leading_zeros(v); }
 
-  // The mass of all blocks' tokens at distances [low, limit), to `buckets`, each of 2^shift distances.
-  MONOLANE_DEVICE void add_up(uint32_t low, uint32_t limit, int shift, bool by_weight) {
+  // The mass of all blocks' tokens at distances [low, limit), in buckets of 2^shift distances; each thread gets those of a few.
+  MONOLANE_DEVICE void add_up(uint32_t low, uint32_t limit, int shift, bool by_weight, uint64_t (&masses)[kThreadBuckets]) {
     uint64_t* buckets = sampling::buckets();
-    sync_consumers();  // those of the last round have been read
-    for (int b = thread_index(); b < kBuckets; b += kConsumers) buckets[b] = 0;
     const uint32_t round = shared::flags()->histograms;
+    for (int b = thread_index(); b < kBuckets; b += kConsumers) buckets[b] = 0;
     sync_consumers();
     if (thread_index() == 0) shared::flags()->histograms = round + 1;
 #pragma unroll 1
@@ -345,67 +343,82 @@ class Draw {
     uint64_t* next = monolane_launch.histograms + (round + 1) % kHistograms * kBuckets;
     for (int b = worker_index() + kWorkers * thread_index(); b < kBuckets; b += kWorkers * kConsumers) ptx::store_relaxed(&next[b], 0);
     grid_barrier();
-    for (int b = thread_index(); b < kBuckets; b += kConsumers) buckets[b] = ptx::load_relaxed(&totals[b]);
-    sync_consumers();
+#pragma unroll
+    for (int j = 0; j < kThreadBuckets; j++) masses[j] = ptx::load_relaxed(&totals[thread_index() * kThreadBuckets + j]);
   }
 
-  // The token that a random number falls on, among those that are kept.
+  // The token that a random number falls on, among those that are kept. A thread has a run of the block's tokens here, in order of id.
   MONOLANE_DEVICE uint32_t find(const Cutoff& cutoff, uint64_t random) {
+    const int run = divide_up(own_.count, kConsumers), first = min(thread_index() * run, own_.count), end = min(first + run, own_.count);
     const bool some = cutoff.kept != kAll;  // and not all of those at the last distance
-    uint64_t sum = 0, equal = 0;
-#pragma unroll 1
-    for (int i = thread_index(); i < own_.count; i += kConsumers) {
-      equal += distance_[i] == cutoff.distance;
-      if (distance_[i] < cutoff.distance || (!some && distance_[i] == cutoff.distance)) sum += drawable(distance_[i]);
+    Equals equals{some ? 0 : own_.count};
+    uint64_t sum = sum_of(first, end, cutoff, equals);
+    Prefix own = prefix_of_block(sum);
+    if (thread_index() == 0) publish64(monolane_launch.kept + 3 * worker_index(), own.total, step_);
+    uint64_t share = thread_index() < kWorkers ? await64(monolane_launch.kept + 3 * thread_index(), step_) : 0;
+    if (some) {
+      share += share_equals(first, end, cutoff, equals) * drawable(cutoff.distance);
+      sum = sum_of(first, end, cutoff, equals);
+      own = prefix_of_block(sum);
     }
-    sum = sum_of_block(sum);
-    if (some) equal = sum_of_block(equal);
-    uint64_t* mine = monolane_launch.kept + 3 * worker_index();
-    if (thread_index() == 0) {
-      publish64(mine, sum, step_);
-      if (some) ptx::store_relaxed(mine + 2, equal << 32 | step_);
-    }
-    for (int w = thread_index(); w < kWorkers; w += kConsumers) sampling::shares()[w] = await64(monolane_launch.kept + 3 * w, step_);
-    const uint64_t equals_kept = some ? share_equals(cutoff) : 0;
-    uint64_t total = 0, before, unused;
+    const Prefix shares = prefix_of_block(share);
+    const uint64_t target = ptx::multiply_high(random, shares.total);
+    if (shares.passes(target, share)) found()[0] = thread_index(), found()[1] = target - shares.before;
     sync_consumers();
-    for (int w = thread_index(); w < kWorkers; w += kConsumers) total += sampling::shares()[w];
-    total = sum_of_block(total);
-    const uint64_t target = ptx::multiply_high(random, total);
-    const int owner = static_cast<int>(walk(kWorkers, [](int w) { return sampling::shares()[w]; }, target, before));
-    if (owner == worker_index()) {
-      int last_equal = some ? -1 : own_.count;
-      if (equals_kept) last_equal = walk(own_.count, [&](int i) { return uint64_t(distance_[i] == cutoff.distance); }, equals_kept - 1, unused);
-      const auto kept = [&](int i) { return distance_[i] < cutoff.distance || (distance_[i] == cutoff.distance && i <= last_equal) ? drawable(distance_[i]) : 0; };
-      const uint64_t token = own_.first + walk(own_.count, kept, target - before, unused);
-      if (thread_index() == 0) ptx::store_relaxed(monolane_launch.drawn, token << 32 | step_);
-    }
+    const uint64_t within = found()[1];
+    if (found()[0] == static_cast<uint64_t>(worker_index()) && own.passes(within, sum)) publish_token(first, end, cutoff, equals, within - own.before);
     return await_wide_word(monolane_launch.drawn, step_);
   }
 
-  // What is left of a token's weight by min-p.
+  // Which tokens at the last distance a thread keeps: those that come after `before` others of the block, while there are fewer than `kept`.
+  struct Equals {
+    int kept, before = 0;
+  };
+
+  // What is left of a token's weight; `equal` counts those at the last distance.
+  MONOLANE_DEVICE uint64_t kept(int i, const Cutoff& cutoff, const Equals& equals, int& equal) const {
+    const uint32_t distance = distance_[i];
+    const bool keeps = distance < cutoff.distance || (distance == cutoff.distance && equal++ < equals.kept);
+    return keeps ? drawable(distance) : 0;
+  }
+  MONOLANE_DEVICE uint64_t sum_of(int first, int end, const Cutoff& cutoff, const Equals& equals) const {
+    uint64_t sum = 0;
+    int equal = equals.before;
+#pragma unroll 1
+    for (int i = first; i < end; i++) sum += kept(i, cutoff, equals, equal);
+    return sum;
+  }
+  MONOLANE_DEVICE void publish_token(int first, int end, const Cutoff& cutoff, const Equals& equals, uint64_t target) const {
+    int equal = equals.before, i = first;
+#pragma unroll 1
+    for (uint64_t next; i < end - 1 && (next = kept(i, cutoff, equals, equal)) <= target; i++) target -= next;
+    ptx::store_relaxed(monolane_launch.drawn, static_cast<uint64_t>(own_.first + i) << 32 | step_);
+  }
+
+  // By min-p.
   MONOLANE_DEVICE uint64_t drawable(uint32_t distance) const {
     const uint64_t own = weight(distance);
     return own >= how_.min_weight ? own : 0;
   }
 
-  // Tokens at the last distance are kept in order of id, so the blocks have their share of them in order, too: it is added to their weights.
-  // Returns how many this block keeps.
-  MONOLANE_DEVICE uint64_t share_equals(const Cutoff& cutoff) {
-    uint64_t* equals = sampling::buckets();
+  // Tokens at the last distance are kept in order of id, so the blocks have their share of them in order, too. Returns how many the block
+  // keeps whose number is this thread's.
+  MONOLANE_DEVICE uint64_t share_equals(int first, int end, const Cutoff& cutoff, Equals& equals) {
+    uint64_t equal = 0;
+    for (int i = first; i < end; i++) equal += distance_[i] == cutoff.distance;
+    const Prefix own = prefix_of_block(equal);
+    if (thread_index() == 0) ptx::store_relaxed(monolane_launch.kept + 3 * worker_index() + 2, own.total << 32 | step_);
+    const uint64_t theirs = thread_index() < kWorkers ? await_wide_word(monolane_launch.kept + 3 * thread_index() + 2, step_) : 0;
+    const uint64_t before = prefix_of_block(theirs).before;
+    const uint64_t kept = min(theirs, cutoff.kept - min(cutoff.kept, before));
+    if (thread_index() == worker_index()) found()[0] = kept;
     sync_consumers();
-    for (int w = thread_index(); w < kWorkers; w += kConsumers) equals[w] = await_wide_word(monolane_launch.kept + 3 * w + 2, step_);
-    sync_consumers();
-    const auto kept_by = [&](int worker) {
-      uint64_t left = cutoff.kept;
-      for (int v = 0; v < worker; v++) left -= min(left, equals[v]);
-      return min(left, equals[worker]);
-    };
-    for (int w = thread_index(); w < kWorkers; w += kConsumers) sampling::shares()[w] += kept_by(w) * drawable(cutoff.distance);
-    return kept_by(worker_index());
+    equals = {static_cast<int>(found()[0]), static_cast<int>(own.before)};
+    return kept;
   }
 
   const Sampling& how_;
+  const uint32_t rate_;
   const OwnTokens own_;
   uint32_t* const distance_;
   const int64_t top_;
@@ -427,13 +440,13 @@ class Logprobs {
   // `chosen`: the token that was chosen. In the first block, fills in `entry`.
   MONOLANE_DEVICE void report(uint32_t chosen, Entry* entry) {
     sync_consumers();  // the shares have been read
-    const uint64_t best = best_of_all(step_ - 1, kLikeliest, [](int w, uint64_t rank) { sampling::shares()[w] = rank; });
+    const uint64_t best = best_of_all(step_ - 1, kLikeliest, [](int w, uint64_t rank) { sampling::ranks()[w] = rank; });
     const uint64_t threshold = wanted_ && wanted_ <= kWorkers ? nth_rank(wanted_) : 0;
     const int64_t top = score_of(best);
     Report* mine = report_of(worker_index());
     uint64_t sum = 0;
-    each_logit(own_, [&](int, float logit) { sum += weight_of(top - to_score(logit), kUnitRate, sampling::powers()); });
-    sum = sum_of_block(sum);
+    each_logit(own_, [&](int, float logit) { sum += weight_of(static_cast<uint32_t>(top - to_score(logit)), static_cast<uint32_t>(kUnitRate)); });
+    sum = prefix_of_block(sum).total;
     const uint32_t count = publish_likeliest(mine, threshold);
     if (thread_index() == 0) {
       publish64(mine->sum, sum, step_);
@@ -472,19 +485,16 @@ class Logprobs {
   MONOLANE_DEVICE void collect(int64_t top, Entry* entry) {
     static_assert(kMaxLogprobs * kMaxLogprobs <= kBuckets, "the scratch has no room for so many logprobs");
     uint64_t* ranks = sampling::buckets();
-    uint64_t sum = 0;
-    sync_consumers();
-    for (int w = thread_index(); w < kWorkers; w += kConsumers) {
-      sum += await64(report_of(w)->sum, step_);
-      sampling::shares()[w] = await_wide_word(&report_of(w)->count, step_);
+    uint64_t sum = 0, count = 0;
+    if (thread_index() < kWorkers) {
+      const Report* theirs = report_of(thread_index());
+      sum = await64(theirs->sum, step_);
+      count = await_wide_word(&theirs->count, step_);
     }
-    sum = sum_of_block(sum);
-    int total = 0;
-    for (int w = 0; w < kWorkers; w++) {  // one after the other: nearly all of them have none
-      const int count = min(static_cast<int>(sampling::shares()[w]), kBuckets - total);
-      for (int i = thread_index(); i < count; i += kConsumers) ranks[total + i] = await64(report_of(w)->ranks + 2 * i, step_);
-      total += count;
-    }
+    sum = prefix_of_block(sum).total;
+    const Prefix counts = prefix_of_block(count);
+    const int total = min(static_cast<int>(counts.total), kBuckets), last = min(static_cast<int>(counts.before + count), total);
+    for (int i = static_cast<int>(counts.before); i < last; i++) ranks[i] = await64(report_of(thread_index())->ranks + 2 * (i - counts.before), step_);
     sync_consumers();
     for (int i = thread_index(); i < total; i += kConsumers) {
       int higher = 0;
@@ -508,11 +518,11 @@ class Logprobs {
 MONOLANE_APART uint32_t choose(int64_t position, int64_t made, uint32_t step) {
   const Request& request = monolane_launch.request;
   for (int i = thread_index(); i < 256; i += kConsumers) sampling::powers()[i] = kPowers[i];
-  const uint64_t best = best_of_all(step - 1, kBest, [](int w, uint64_t rank) { sampling::shares()[w] = rank; });
+  const uint64_t best = best_of_all(step - 1, kBest, [](int w, uint64_t rank) { sampling::ranks()[w] = rank; });
   if (best >= kAbortRank) return token_of(best);
   const uint32_t token = request.sampling.greedy ? token_of(best) : Draw(best, step).token(position);
   if (request.logprobs >= 0) Logprobs(step).report(token, monolane_launch.entries + made);
-  if (adjusts_scores() && thread_index() == 0 && own_tokens().has(token)) monolane_launch.used[token].count = (monolane_launch.used[token].count | kSeen) + 1;
+  if (monolane_launch.adjusts_scores && thread_index() == 0 && own_tokens().has(token)) monolane_launch.used[token].count = (monolane_launch.used[token].count | kSeen) + 1;
   sync_consumers();  // the scratch is free for others
   return token;
 }
