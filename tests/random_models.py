@@ -26,6 +26,10 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+ALTERNATING = {
+    "sliding_window": 17,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ _WRITTEN = (
     Case("qwen2-96", "Qwen2", 576, 6, 2, 96, 1, 391, 555, False),
     Case("qwen3-128", "Qwen3", 200, 8, 8, 128, 1, 601, 330, True),
     Case("qwen3-96-seven-kv-heads", "Qwen3", 196, 14, 7, 96, 3, 809, 350, False),
+    Case("mistral-64-alternating", "Mistral", 192, 4, 2, 64, 3, 401, 230, False, ALTERNATING),
 )
 # A family that nobody has written a case for is tested all the same.
 CASES = _WRITTEN + tuple(
