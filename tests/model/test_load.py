@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 import json
-import string
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import transformers
-from tiny_models import GgufModel, change_config, save_huggingface
+from tiny_models import change_config, gguf_with_tokenizer, save_folder, save_huggingface
 
 from monolane.errors import ModelFileError
 from monolane.model.load import load_config, load_model
-
-TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
-
-
-def save_folder(folder: Path, words: int = 100, **config: Any) -> Path:
-    """A Hugging Face folder with a tokenizer of so many words, the vocabulary of the model being 101."""
-    save_huggingface(folder, **config)
-    vocabulary = {f"w{index}": index for index in range(words)}
-    model = tokenizers.models.WordLevel(vocabulary, unk_token="w0")
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "w2"}))
-    return folder
-
-
-def gguf_with_tokenizer(extra: list[str]) -> GgufModel:
-    """A GGUF model with a byte-level vocabulary: letters, then the ``extra`` control tokens."""
-    letters = list(string.ascii_letters)
-    model = GgufModel()
-    model.general = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": letters + extra,
-        "tokenizer.ggml.token_type": [1] * len(letters) + [3] * len(extra),
-        "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.ggml.eos_token_id": 51,
-        "tokenizer.chat_template": TEMPLATE,
-    }
-    model.general["tokenizer.ggml.tokens"][2] = "ab"
-    return model
 
 
 def test_folder(tmp_path: Path) -> None:
