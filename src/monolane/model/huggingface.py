@@ -61,8 +61,9 @@ def _settings(folder: Path) -> Settings:
 
 
 def _config(settings: Settings, progress: Progress | None) -> ModelConfig:
-    config = family_of_huggingface(settings).huggingface_config(settings)
-    if progress and (note := note_on_unread_keys(settings)):
+    family = family_of_huggingface(settings)
+    config = family.huggingface_config(settings)
+    if progress and (note := note_on_unread_keys(settings, family.harmless)):
         progress.note(note)
     return config
 

@@ -1,9 +1,10 @@
 """Keys of a config that are not read: which of them change a model's numbers, and which do not.
 
 Every key that transformers reads of a ``config.json`` is either asked for by our readers (``Settings.asked``), or here:
-in NEUTRAL with the values at which it changes nothing, any other being refused; or in HARMLESS with the reason why no
-value matters. ``tests/model/test_config_keys.py`` computes from the installed transformers what it reads, and fails for
-a key that is nowhere. A key that is nowhere at run time is read by nobody: it is noted, and ignored.
+in NEUTRAL with the values at which it changes nothing, any other being refused; or in HARMLESS (for one family alone:
+``Family.harmless``) with the reason why no value matters. ``tests/model/test_config_keys.py`` computes what the
+installed transformers reads, and fails for a key that is nowhere. A key of a file that is nowhere is read by nobody: it
+is noted, and ignored.
 
 GGUF files are the other way round. The gguf package lists every key there is for any architecture; one of them that is
 neither asked for nor harmless is refused, unless its value says "none".
@@ -12,7 +13,7 @@ neither asked for nor harmless is refused, unless its value says "none".
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from monolane.errors import UnsupportedModelError
 from monolane.model.settings import Settings, shown
@@ -36,7 +37,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "generator": (None,),
 }
 
-_TRAINING = "training only"
+TRAINING = "training only"
 _CLASSIFIER = "for classifiers; a model that is one has other architectures, which are refused"
 _HOW = "how the numbers are computed or handed on, not which"
 _ORIGIN = "where the files come from"
@@ -44,10 +45,10 @@ _CHECKED = "only checked for being well-formed"
 _SEEING = "for models that see"
 
 HARMLESS: dict[str, str] = {
-    "attention_dropout": _TRAINING,
-    "initializer_range": _TRAINING,
-    "gradient_checkpointing": _TRAINING,
-    "pretraining_tp": _TRAINING,
+    "attention_dropout": TRAINING,
+    "initializer_range": TRAINING,
+    "gradient_checkpointing": TRAINING,
+    "pretraining_tp": TRAINING,
     "id2label": _CLASSIFIER,
     "label2id": _CLASSIFIER,
     "num_labels": _CLASSIFIER,
@@ -129,9 +130,9 @@ def refuse_unsupported_gguf_keys(settings: Settings) -> None:
             raise _refused(settings, key)
 
 
-def note_on_unread_keys(settings: Settings) -> str | None:
-    """One line that names the keys nobody reads; None where there are none."""
-    known = settings.asked | NEUTRAL.keys() | HARMLESS.keys()
+def note_on_unread_keys(settings: Settings, harmless: Iterable[str] = ()) -> str | None:
+    """One line that names the keys nobody reads; None where there are none. ``harmless`` are the family's own."""
+    known = settings.asked | NEUTRAL.keys() | HARMLESS.keys() | set(harmless)
     if settings.prefix:
         known = settings.asked | {settings.prefix + name for name in _gguf_names()}
     unread = sorted(key for key in settings.values if key.startswith(settings.prefix) and key not in known)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ class Family:
     gguf_interleaved: bool = False  # GGUF keeps the rows of q and k for rotating neighbouring pairs
     qkv_bias: bool = False  # always there
     qk_norm: bool = False
+    harmless: Mapping[str, str] = field(default_factory=dict)  # keys of its own that change nothing: see keys.py
 
     def huggingface_config(self, settings: Settings) -> ModelConfig:
         """The config a ``config.json`` describes."""
@@ -66,7 +67,10 @@ class Family:
             qk_norm=self.qk_norm,
             tied=settings.flag("tie_word_embeddings"),
         )
-        return _checked(self.refine(settings, plain), settings.source)
+        config = self.refine(settings, plain)
+        if "sliding_window" not in settings.asked:
+            _refuse_windows(settings, config)
+        return _checked(config, settings.source)
 
     def gguf_config(
         self, settings: Settings, vocab: int, tensors: Container[str], rope_factors: Sequence[float] | None
@@ -145,6 +149,17 @@ def windows_by_kind(
     if window is None and "sliding_attention" in kinds:
         raise settings.wrong("sliding_window", "a number, for layer_types asks for windows")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _refuse_windows(settings: Settings, config: ModelConfig) -> None:
+    """The family has no windows; but transformers' cache takes them from any config, and drops what lies outside."""
+    window = None if settings.get("sliding_window") is None else settings.integer("sliding_window", CONTEXT_LIMIT)
+    windows = windows_by_kind(settings, config.layers, window, (window,) * config.layers)
+    if any(window is not None and window < config.context for window in windows):
+        raise UnsupportedModelError(
+            f"{settings.source}: sliding_window is {window}, which a model of the family {config.family} cannot have.",
+            "Remove the key if the model was trained without windows; otherwise its model_type should be another.",
+        )
 
 
 def _refuse_unsupported(settings: Settings) -> None:
