@@ -26,6 +26,10 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+ALTERNATING = {
+    "sliding_window": 17,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ _WRITTEN = (
     Case("llama-20", "Llama", 60, 3, 3, 20, 1, 97, 100, True),
     Case("mistral-128-window", "Mistral", 264, 4, 2, 128, 3, 643, 301, False, {"sliding_window": 19}),
     Case("mistral-80-long-window", "Mistral", 240, 8, 4, 80, 1, 333, 200, False, {"sliding_window": 150}),
+    Case("mistral-64-alternating", "Mistral", 192, 4, 2, 64, 3, 401, 230, False, ALTERNATING),
     Case("qwen2-64", "Qwen2", 320, 5, 5, 64, 3, 1001, 417, True),
     Case("qwen2-96", "Qwen2", 576, 6, 2, 96, 1, 391, 555, False),
     Case("qwen3-128", "Qwen3", 200, 8, 8, 128, 1, 601, 330, True),

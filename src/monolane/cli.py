@@ -198,7 +198,8 @@ def inspect(
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     card = cuda.choose_card(device, workers)
-    config = load_config(resolve(model, progress_bar()))
+    progress = progress_bar()
+    config = load_config(resolve(model, progress), progress)
     length = choose_context(config.context, context)
     plan = cuda.plan_for(config, card) if card else plan_for(config, workers)
     parts = [program.report(plan, length), *([cuda.report(plan, length, card)] if card else [])]
@@ -240,7 +241,7 @@ def trace(
         from monolane.model.fetch import resolve
         from monolane.model.load import load_model
 
-        found = load_model(resolve(model or DEFAULT_MODEL, progress))
+        found = load_model(resolve(model or DEFAULT_MODEL, progress), progress)
         typer.echo(trace_run.run(found.name, found.config, found.weights, how, progress))
     typer.echo(f"trace: {out}\npicture: {picture}", err=True)
 

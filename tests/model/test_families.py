@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
-from tiny_models import CLASSES, SIZES
+from tiny_models import CLASSES, SIZES, change_config, save_huggingface
 
 from monolane.errors import ModelFileError, MonolaneError, UnsupportedModelError
 from monolane.model.config import ModelConfig
@@ -25,6 +28,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+HUGE = 10**400  # more than any float
 
 
 def read(folder: Path, family: str = "llama", **keys: Any) -> ModelConfig:
@@ -76,10 +80,52 @@ def test_biases(tmp_path: Path) -> None:
     assert not qwen2.o_bias
 
 
-def test_mistral_windows(tmp_path: Path) -> None:
-    assert read(tmp_path, "mistral", sliding_window=100).windows == (100, 100)
-    assert read(tmp_path, "mistral", sliding_window=None).windows == (None, None)
-    assert read(tmp_path, "mistral").windows == (4096, 4096)
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize("window", [..., None, 16])
+@pytest.mark.parametrize("kinds", [..., None, [FULL, FULL], [SLIDING, FULL], [SLIDING, SLIDING]])
+def test_mistral_windows_as_in_transformers(tmp_path: Path, window: Any, kinds: Any) -> None:
+    """With ``layer_types``, transformers makes a Ministral of it, where layers may differ."""
+    keys = {"sliding_window": window, "layer_types": kinds}
+    if window is None and isinstance(kinds, list) and SLIDING in kinds:
+        with pytest.raises(ModelFileError, match="sliding_window"):
+            read(tmp_path, "mistral", **keys)
+        return
+    ours = read(tmp_path, "mistral", **keys).windows
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    if getattr(theirs, "layer_types", None) is None:
+        assert ours == (theirs.sliding_window,) * 2
+    else:
+        assert ours == tuple(theirs.sliding_window if kind == SLIDING else None for kind in theirs.layer_types)
+
+
+@pytest.mark.parametrize(
+    ("keys", "refused"),
+    [
+        ({"sliding_window": None}, False),
+        ({"sliding_window": 512}, False),  # the whole context
+        ({"sliding_window": 16, "layer_types": [FULL, FULL]}, False),
+        ({"layer_types": [FULL, FULL]}, False),
+        ({"sliding_window": 16}, True),
+        ({"sliding_window": 16, "layer_types": [FULL, SLIDING]}, True),
+    ],
+)
+def test_windows_of_a_llama(tmp_path: Path, keys: dict[str, Any], refused: bool) -> None:
+    """Llama's own code knows none, but transformers' cache does: with them, decoding differs from a whole prompt."""
+    save_huggingface(tmp_path)
+    change_config(tmp_path, **keys)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = torch.arange(30)[None]
+    with torch.no_grad():
+        whole = judge(tokens).logits[0, -1]
+        last = judge(tokens[:, -1:], past_key_values=judge(tokens[:, :-1]).past_key_values).logits[0, -1]
+    assert torch.allclose(whole, last, atol=1e-2) != refused
+    if refused:
+        with pytest.raises(UnsupportedModelError, match="sliding_window is 16"):
+            read_folder_config(tmp_path)
+    else:
+        assert read_folder_config(tmp_path).windows == (None, None)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -90,6 +136,8 @@ def test_mistral_windows(tmp_path: Path) -> None:
         {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2},
         {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
         {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 9},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1},
+        {"use_sliding_window": True, "max_window_layers": 1},
         {"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
     ],
 )
@@ -119,6 +167,34 @@ def test_rope_frequencies_as_in_transformers(tmp_path: Path, scaling: dict[str, 
     ]
     for config in configs:
         np.testing.assert_allclose(config.rope.inverse_frequencies(head_dim), oracle, rtol=2e-6)
+
+
+OBJECTS: list[Any] = [
+    ...,
+    None,
+    {},
+    {"rope_type": "default", "rope_theta": 7e3},
+    {"type": "linear", "factor": 4.0},
+    {"rope_type": "linear", "factor": 2.0, "rope_theta": 3e4},
+    LLAMA3 | {"original_max_position_embeddings": 64},
+    {"type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5},
+    {"rope_theta": 9e4},
+    {"factor": 3.0},
+    {"type": "linear", "rope_type": "default", "factor": 2.0},
+]
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_rope_of_every_mixture_of_keys_as_in_transformers(tmp_path: Path, family: str) -> None:
+    """Both objects, the old keys beside them, and configs that somebody edited: some 480 of them."""
+    modeling = import_module(f"transformers.models.{family}.modeling_{family}")
+    rotary = next(value for name, value in vars(modeling).items() if name.endswith("RotaryEmbedding"))
+    for scaling, parameters, theta, original in product(OBJECTS, OBJECTS, [..., 5e5], [..., 128]):
+        keys = {"rope_scaling": scaling, "rope_parameters": parameters, "rope_theta": theta}
+        keys |= {"original_max_position_embeddings": original, "head_dim": 16}
+        ours = read(tmp_path, family, **keys).rope.inverse_frequencies(16)
+        theirs = rotary(transformers.AutoConfig.from_pretrained(tmp_path)).inv_freq.numpy()
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, err_msg=str(keys))
 
 
 @pytest.mark.parametrize(
@@ -170,6 +246,16 @@ def test_unknown_family_lists_the_known(tmp_path: Path) -> None:
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
         ({"rms_norm_eps": 3.0}, "epsilon"),
         ({"rope_theta": math.inf}, "rope_theta"),
+        ({"rope_theta": HUGE}, "rope_theta"),
+        ({"rms_norm_eps": HUGE}, "rms_norm_eps"),
+        ({"hidden_size": HUGE}, "hidden_size"),
+        ({"partial_rotary_factor": HUGE}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "linear", "factor": HUGE}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-300}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-37}, "rope_theta": 1e-37}, "theta 1e-37"),
+        ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": HUGE}}, "original_max_position_embeddings"),
+        ({"original_max_position_embeddings": HUGE, "rope_scaling": LLAMA3}, "original_max_position_embeddings"),
+        ({"sliding_window": HUGE}, "sliding_window"),
         ({"rope_theta": "10000"}, "rope_theta"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import GgufModel, save_huggingface
+from tiny_models import GgufModel, gguf_with_tokenizer, save_folder, save_huggingface
 
 from monolane.errors import MonolaneError
+from monolane.model.families.keys import HARMLESS, NEUTRAL
 from monolane.model.gguf_weights import open_gguf
 from monolane.model.huggingface import open_folder
+from monolane.model.load import load_model
+from monolane.model.progress import Silent
 from monolane.model.weights import check_weights, expected_shapes
 
 # Bytes. The files below are smaller than a megabyte; what is read from them is in memory a few times at most.
@@ -131,3 +136,106 @@ def test_random_bytes_as_safetensors(folder: tuple[Path, dict[str, bytes]], head
         read_everything(place)
     finally:
         (place / name).write_bytes(files[name])
+
+
+# Values that a key of a JSON file or of a GGUF file's metadata can have, and that nobody expects there.
+numbers = st.sampled_from([0, 1, -1, 2, 64, 10**400, -(10**400), 1e-320, 1e308, float("inf"), float("nan"), 0.5])
+texts = st.sampled_from(["", "linear", "llama3", "full_attention", "w2", "\ud800", "\0", "x" * 300]) | st.text(
+    max_size=4
+)
+scalars = st.none() | st.booleans() | numbers | texts | st.integers() | st.floats()
+rope_keys = st.sampled_from(["rope_type", "type", "factor", "rope_theta", "low_freq_factor", "high_freq_factor"])
+json_values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(rope_keys | st.text(max_size=3), inner, max_size=4),
+    max_leaves=8,
+)
+
+CONFIG_KEYS = sorted(
+    {
+        "model_type", "architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps", "hidden_act",
+        "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
+        "tie_word_embeddings", "attention_bias", "mlp_bias", "quantization_config", "sliding_window", "layer_types",
+        "use_sliding_window", "max_window_layers",
+    }
+    | NEUTRAL.keys()
+    | HARMLESS.keys()
+)  # fmt: skip
+TOKENIZER_KEYS = ["bos_token", "eos_token", "add_bos_token", "add_eos_token", "chat_template", "model_max_length"]
+
+
+@pytest.fixture(scope="module")
+def whole_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("whole"), words=60)
+
+
+@bounded
+@given(
+    family=st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]),
+    config=st.dictionaries(st.sampled_from(CONFIG_KEYS), json_values, max_size=3),
+    generation=st.none() | st.dictionaries(st.sampled_from(["eos_token_id", "temperature"]), json_values),
+    tokenizer=st.dictionaries(st.sampled_from(TOKENIZER_KEYS), st.booleans() | texts | json_values, max_size=3),
+)
+def test_any_value_of_any_key(
+    whole_folder: Path, family: str, config: dict[str, Any], generation: Any, tokenizer: dict[str, Any]
+) -> None:
+    changed = {
+        "config.json": {"model_type": family, "architectures": None, "eos_token_id": None, **config},
+        "tokenizer_config.json": tokenizer,
+    }
+    changed["generation_config.json"] = generation or {}
+    original = {name: path.read_bytes() for name in changed if (path := whole_folder / name).exists()}
+    try:
+        for name, changes in changed.items():
+            values = json.loads(original.get(name, b"{}")) | changes
+            (whole_folder / name).write_text(json.dumps(values))
+        with contextlib.suppress(MonolaneError):
+            model = load_model(whole_folder, Silent())
+            assert all(np.isfinite(model.config.rope.inverse_frequencies(model.config.head_dim)))
+            assert len(model.weights.identity) == 64
+    finally:
+        for name in changed:
+            (whole_folder / name).unlink(missing_ok=True)
+        for name, data in original.items():
+            (whole_folder / name).write_bytes(data)
+
+
+GGUF_KEYS = [
+    "embedding_length", "block_count", "feed_forward_length", "attention.head_count", "attention.head_count_kv",
+    "context_length", "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count", "expert_count",
+    "attention.key_length", "attention.value_length", "attention.sliding_window", "rope.scaling.type",
+    "rope.scaling.factor", "rope.scale_linear", "logit_scale", "attention.causal", "attention.scale", "made.up",
+]  # fmt: skip
+GGUF_TOKENIZER_KEYS = [
+    f"tokenizer.ggml.{name}"
+    for name in ("model", "pre", "tokens", "token_type", "merges", "scores", "eos_token_id", "eot_token_id",
+                 "bos_token_id", "unknown_token_id", "add_bos_token", "add_space_prefix")
+] + ["tokenizer.chat_template", "general.alignment", "split.count"]  # fmt: skip
+gguf_scalars = (
+    st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(width=32)
+    | st.sampled_from([0, 1, 51, 0.0, "", "linear"])
+)
+gguf_values = (
+    gguf_scalars
+    | st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=70)
+    | st.lists(st.floats(width=32), min_size=1, max_size=70)
+    | st.lists(st.sampled_from(["a", "a b", "", "b"]), min_size=1, max_size=5)
+)
+
+
+@bounded
+@given(
+    metadata=st.dictionaries(st.sampled_from(GGUF_KEYS), gguf_values, max_size=2),
+    general=st.dictionaries(st.sampled_from(GGUF_TOKENIZER_KEYS), gguf_values, max_size=2),
+)
+def test_any_value_of_any_metadata(tmp_path: Path, metadata: dict[str, Any], general: dict[str, Any]) -> None:
+    model = gguf_with_tokenizer(["<|im_end|>"])
+    model.metadata |= metadata
+    model.general |= general
+    path = model.write(tmp_path / "model.gguf")
+    with contextlib.suppress(MonolaneError):
+        found = load_model(path, Silent())
+        assert all(np.isfinite(found.config.rope.inverse_frequencies(found.config.head_dim)))

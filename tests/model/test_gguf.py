@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from pathlib import Path
@@ -120,6 +121,35 @@ def test_windows_and_rope_scaling(tmp_path: Path) -> None:
     assert config.rope.factors == tuple(factors.tolist())
 
 
+@pytest.mark.parametrize(
+    ("keys", "scale"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4.0),  # no type means linear
+        ({"rope.scaling.factor": 4}, 4.0),
+        ({"rope.scale_linear": 8.0}, 8.0),  # the key of files from 2023
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 8.0}, 8.0),
+        ({"rope.scaling.factor": 4.0, "rope.scale_linear": 8.0}, 4.0),
+        ({"rope.scaling.factor": 0.0, "rope.scale_linear": 8.0}, 1.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}, 1.0),  # zero means 1
+        ({"rope.scaling.type": "linear"}, 1.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, 1.0),
+        ({"rope.scaling.original_context_length": 512, "rope.scaling.finetuned": True}, 1.0),
+        ({}, 1.0),
+    ],
+)
+def test_linear_scaling_as_in_llama_cpp(tmp_path: Path, keys: dict[str, Any], scale: float) -> None:
+    model = GgufModel()
+    model.metadata |= keys
+    plain = 50000.0 ** -(np.arange(0, 64, 2) / 64)
+    rope = open_gguf(model.write(tmp_path / "model.gguf"))[0].rope
+    np.testing.assert_allclose(rope.inverse_frequencies(64), plain / scale)
+    # Factors of every pair come on top.
+    factors = np.linspace(1.0, 32.0, 32, dtype=np.float32)
+    model.tensors["rope_freqs.weight"] = (factors, Kind.F32)
+    rope = open_gguf(model.write(tmp_path / "model.gguf"))[0].rope
+    np.testing.assert_allclose(rope.inverse_frequencies(64), plain / scale / factors)
+
+
 def test_metadata_of_every_type(tmp_path: Path) -> None:
     values: dict[str, Any] = {"a.texts": ["one", "", "drei €"], "a.numbers": [1, -2, 3], "a.floats": [0.5, 2.0]}
     values |= {"a.flags": [True, False], "a.flag": True, "a.text": "four", "a.nested": [[1, 2], [3]]}
@@ -164,6 +194,10 @@ def broken(tmp_path: Path, model: GgufModel) -> Any:
         ({"rope.dimension_count": 32}, "rope.dimension_count"),
         ({"attention.value_length": 32}, "attention.value_length"),
         ({"rope.scaling.type": "yarn"}, "yarn"),
+        ({"rope.scaling.factor": -4.0}, "rope.scaling.factor"),
+        ({"rope.scale_linear": "4"}, "rope.scale_linear"),
+        ({"rope.freq_base": math.inf}, "rope.freq_base"),
+        ({"attention.layer_norm_rms_epsilon": 1e-45}, "layer_norm_rms_epsilon"),
         ({"expert_count": 8}, "experts"),
         ({"attention.head_count_kv": 3}, "key/value heads"),
         ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tiny_models import CLASSES, bf16_bits, change_config, save_huggingface
 
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.families.names import huggingface_name
 from monolane.model.huggingface import open_folder
+from monolane.model.load import load_config
 from monolane.model.weights import check_weights, expected_shapes
 
 
@@ -65,9 +68,18 @@ def test_large_matrix_is_read_in_blocks_without_seams(tmp_path: Path) -> None:
 
 def rewrite(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
     """Replace tensors of a saved model, or remove those set to None."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path) | changes
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+    index = folder / "model.safetensors.index.json"
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(path)
+        new = {name: changes.get(name, tensor) for name, tensor in tensors.items()}
+        if not index.exists():
+            new |= changes
+        save_file({name: tensor for name, tensor in new.items() if tensor is not None}, path, {"format": "pt"})
+    if index.exists():
+        content = json.loads(index.read_text())
+        places = content["weight_map"]
+        content["weight_map"] = {name: at for name, at in places.items() if changes.get(name, ...) is not None}
+        index.write_text(json.dumps(content))
 
 
 class TestTied:
@@ -77,12 +89,43 @@ class TestTied:
         check_weights(config, weights)
         assert config.tied
 
-    def test_head_beside_a_tied_config_is_ignored(self, tmp_path: Path) -> None:
-        save_huggingface(tmp_path)
+    @pytest.mark.parametrize("shard", ["1GB", "20KB"])
+    @pytest.mark.parametrize("family", CLASSES)
+    @pytest.mark.parametrize("head", ["different", "equal", "alone", "absent"])
+    def test_head_and_embedding_as_transformers_has_them(
+        self, tmp_path: Path, family: str, shard: str, head: str
+    ) -> None:
+        saved = save_huggingface(tmp_path, family, shard=shard, head_dim=10)
         change_config(tmp_path, tie_word_embeddings=True)
+        embedding = saved["model.embed_tokens.weight"]
+        changes: dict[str, dict[str, torch.Tensor | None]] = {
+            "different": {},
+            "equal": {"lm_head.weight": embedding.clone()},
+            "alone": {"model.embed_tokens.weight": None},
+            "absent": {"lm_head.weight": None},
+        }
+        rewrite(tmp_path, changes[head])
+        judge = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
         config, weights = open_folder(tmp_path)
         check_weights(config, weights)
-        assert config.tied
+        assert config.tied == (head != "different")
+        assert load_config(tmp_path) == config
+        ours = {name: weights.rows(name, 0, 101) for name in ("embed", "embed" if config.tied else "head")}
+        for name, theirs in (("embed", "model.embed_tokens.weight"), (list(ours)[-1], "lm_head.weight")):
+            np.testing.assert_array_equal(ours[name], bf16_bits(judge[theirs]))
+
+    def test_heads_that_differ_in_their_last_number_or_shape(self, tmp_path: Path) -> None:
+        saved = save_huggingface(tmp_path, vocab_size=30_001)  # compared in more than one piece
+        change_config(tmp_path, tie_word_embeddings=True)
+        head = saved["model.embed_tokens.weight"].clone()
+        rewrite(tmp_path, {"lm_head.weight": head})
+        assert open_folder(tmp_path)[0].tied
+        head[-1, -1] += 1
+        rewrite(tmp_path, {"lm_head.weight": head})
+        assert not open_folder(tmp_path)[0].tied
+        rewrite(tmp_path, {"lm_head.weight": head[:-1].clone()})
+        with pytest.raises(ModelFileError, match=r"'head' has shape \[30000, 48\]"):
+            check_weights(*open_folder(tmp_path))
 
     def test_config_says_nothing(self, tmp_path: Path) -> None:
         save_huggingface(tmp_path)
@@ -106,14 +149,27 @@ def test_extra_buffers_are_ignored(tmp_path: Path) -> None:
 
 
 def test_identity_follows_the_files(tmp_path: Path) -> None:
-    save_huggingface(tmp_path)
+    save_huggingface(tmp_path, shard="20KB")
     first = open_folder(tmp_path)[1].identity
     assert open_folder(tmp_path)[1].identity == first
-    rewrite(tmp_path, {})
-    second = open_folder(tmp_path)[1].identity
-    assert second != first
-    change_config(tmp_path, rope_theta=3.0)
-    assert open_folder(tmp_path)[1].identity != second
+    rewrite(tmp_path, {"model.norm.weight": torch.zeros(48, dtype=torch.bfloat16)})
+    assert open_folder(tmp_path)[1].identity != first
+
+
+def test_identity_follows_the_content_where_a_file_system_has_no_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two read-only images mounted at the same place: the same size, times and number, another content."""
+    save_huggingface(tmp_path, vocab_size=5000)
+    real = os.fstat
+    monkeypatch.setattr(
+        "os.fstat",
+        lambda descriptor: os.stat_result((*real(descriptor)[:1], 7, *real(descriptor)[2:7], 1, 1, 1)),
+    )
+    first = open_folder(tmp_path)[1].identity
+    assert open_folder(tmp_path)[1].identity == first
+    rewrite(tmp_path, {"model.layers.1.mlp.down_proj.weight": torch.ones(48, 80, dtype=torch.bfloat16)})
+    assert open_folder(tmp_path)[1].identity != first
 
 
 def test_missing_tensor_and_wrong_shape_are_named(tmp_path: Path) -> None:

@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 import json
-import string
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from tiny_models import GgufModel, change_config, save_huggingface
+import transformers
+from tiny_models import change_config, gguf_with_tokenizer, save_folder, save_huggingface
 
 from monolane.errors import ModelFileError
 from monolane.model.load import load_config, load_model
-
-TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
-
-
-def save_folder(folder: Path, words: int = 100, **config: Any) -> Path:
-    """A Hugging Face folder with a tokenizer of so many words, the vocabulary of the model being 101."""
-    save_huggingface(folder, **config)
-    vocabulary = {f"w{index}": index for index in range(words)}
-    model = tokenizers.models.WordLevel(vocabulary, unk_token="w0")
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "w2"}))
-    return folder
-
-
-def gguf_with_tokenizer(extra: list[str]) -> GgufModel:
-    """A GGUF model with a byte-level vocabulary: letters, then the ``extra`` control tokens."""
-    letters = list(string.ascii_letters)
-    model = GgufModel()
-    model.general = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": letters + extra,
-        "tokenizer.ggml.token_type": [1] * len(letters) + [3] * len(extra),
-        "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.ggml.eos_token_id": 51,
-        "tokenizer.chat_template": TEMPLATE,
-    }
-    model.general["tokenizer.ggml.tokens"][2] = "ab"
-    return model
 
 
 def test_folder(tmp_path: Path) -> None:
@@ -53,12 +21,38 @@ def test_folder(tmp_path: Path) -> None:
     model = load_model(folder)
     assert model.name == "tiny"
     assert model.path == folder
-    assert model.stop_tokens == {2, 5, 7}
+    assert model.stop_tokens == {5, 7}
     assert model.tokenizer.token_id("w9") == 9
     assert model.chat is not None
     assert model.chat.render([{"role": "user", "content": "hello"}]) == "<user>hello"
     assert model.weights.rows("embed", 0, 101).shape == (101, 48)
     assert load_config(folder) == model.config
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        ({"eos_token_id": [5, 7]}, 3, {5, 7}),
+        ({"eos_token_id": 5}, [3, 4], {5}),
+        ({"eos_token_id": None}, [3, 4], {3, 4}),
+        ({"temperature": 0.5}, 3, {3}),
+        (None, 3, {3}),
+        (None, None, {2}),
+        ({}, ..., {2}),
+    ],
+)
+def test_end_tokens_by_precedence(tmp_path: Path, generation: Any, config: Any, ends: set[int]) -> None:
+    """generation_config.json, config.json, the tokenizer's eos_token: the first that names any."""
+    folder = save_folder(tmp_path)
+    change_config(folder, eos_token_id=config)
+    path = folder / "generation_config.json"
+    path.unlink(missing_ok=True)
+    if generation is not None:
+        path.write_text(json.dumps(generation))
+    assert load_model(folder).stop_tokens == ends
+    named = transformers.AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id
+    if named is not None:
+        assert ends == set(named if isinstance(named, list) else [named])
 
 
 def test_folder_without_chat_template(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import string
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import tokenizers
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -21,6 +23,8 @@ SIZES: dict[str, Any] = {
     "vocab_size": 101,
     "max_position_embeddings": 512,
 }
+
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
 CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
@@ -143,11 +147,41 @@ class GgufModel:
         return path
 
 
+def save_folder(folder: Path, words: int = 100, **config: Any) -> Path:
+    """A Hugging Face folder with a tokenizer of so many words, the vocabulary of the model being 101."""
+    save_huggingface(folder, **config)
+    vocabulary = {f"w{index}": index for index in range(words)}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="w0")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "w2"}))
+    return folder
+
+
+def gguf_with_tokenizer(extra: list[str]) -> GgufModel:
+    """A GGUF model with a byte-level vocabulary: letters, then the ``extra`` control tokens."""
+    letters = list(string.ascii_letters)
+    model = GgufModel()
+    model.general = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": letters + extra,
+        "tokenizer.ggml.token_type": [1] * len(letters) + [3] * len(extra),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 51,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    model.general["tokenizer.ggml.tokens"][2] = "ab"
+    return model
+
+
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
-        writer.add_uint32(key, value)
+        add = writer.add_uint32 if 0 <= value < 1 << 32 else writer.add_int64 if value < 0 else writer.add_uint64
+        add(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif isinstance(value, list):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from monolane.errors import ModelFileError
+from monolane.model.huggingface import open_folder
 from monolane.model.progress import Silent
 from monolane.model.weights import Bf16Bits
 from monolane.program.build import build_program
@@ -55,10 +59,14 @@ class Watched:
 def load(weights: Watched, workers: int = 2, layout: Layout = LAYOUT) -> Tape:
     plan = make_plan(build_program(random_model(CASES[0]).config), layout, workers)
     tape = load_tape(plan, weights, zeros, Silent())
+    finish_keeping()
+    return tape
+
+
+def finish_keeping() -> None:
     for thread in threading.enumerate():
         if thread.name == "keep tape":
             thread.join()
-    return tape
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +131,35 @@ def test_another_model_or_a_damaged_file_is_packed_anew(own_cache: Path) -> None
     again = Watched("one")
     load(again)
     assert again.reads > 0
+
+
+@pytest.mark.parametrize("replaced", ["written over", "put in its place"])
+def test_another_file_of_equal_size_and_time_is_packed_anew(tmp_path: Path, replaced: str) -> None:
+    """Package managers give every file the same date."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    original = random_model(CASES[3])
+    shutil.copy(original.folder / "config.json", folder)
+    tensors = {name: tensor.float() for name, tensor in load_file(original.folder / "model.safetensors").items()}
+    path = folder / "model.safetensors"
+    tapes = []
+    for sign in (1, -1, -1):
+        tensors = {name: sign * tensor for name, tensor in tensors.items()}
+        target = path if replaced == "written over" else folder / "new"
+        save_file(tensors, target)
+        os.utime(target, ns=(0, 0))
+        target.rename(path)
+        config, weights = open_folder(folder)
+        assert weights.widened
+        plan = make_plan(build_program(config), LAYOUT, 2)
+        tape = load_tape(plan, weights, zeros, Silent())
+        finish_keeping()
+        fresh = allocate_tape(plan, weights, zeros)
+        pack_tape(fresh, weights)
+        for ours, theirs in zip(tape.workers, fresh.workers, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        tapes.append(tape)
+    assert not np.array_equal(tapes[0].workers[0], tapes[1].workers[0])
 
 
 def test_a_failure_while_packing_is_told_and_leaves_nothing(own_cache: Path) -> None:

@@ -59,7 +59,7 @@ def find_model(model: str | None, shape: str | None, progress: Progress) -> tupl
     from monolane.model.fetch import resolve
     from monolane.model.load import load_model
 
-    found = load_model(resolve(str(model), progress))
+    found = load_model(resolve(str(model), progress), progress)
     return Path(str(model)).name, found
 
 

@@ -80,7 +80,7 @@ class AsyncEngine:
             from monolane.model.fetch import resolve
             from monolane.model.load import load_model
 
-            return load_model(resolve(str(spec), progress))
+            return load_model(resolve(str(spec), progress), progress)
 
         def command(model: Model) -> list[str]:
             return worker_command(model.path, device, workers, context)

@@ -106,7 +106,7 @@ def _load(spec: str | Path, progress: Progress | None) -> Model:
     from monolane.model.fetch import resolve
     from monolane.model.load import load_model
 
-    return load_model(resolve(str(spec), progress))
+    return load_model(resolve(str(spec), progress), progress)
 
 
 def _finished(stream: Stream) -> Completion:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import weakref
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -35,7 +33,9 @@ class DataFile:
             raise ModelFileError(f"{path} is not a file.", "Check the path, or fetch the model again.")
         self.path = path
         self.size = status.st_size
-        self.modified_ns = status.st_mtime_ns
+        # Tools set a file's modification time as they like (package managers give every file the same); the time of its
+        # last change (ctime) is the file system's own, and a file put in another's place has a number of its own.
+        self.version = (self.size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def __enter__(self) -> DataFile:
         return self
@@ -74,14 +74,6 @@ class DataFile:
 def is_there(path: Path) -> bool:
     """Whether something is at this path that we may look at; never an error."""
     return os.access(path, os.F_OK)
-
-
-def identity(files: Iterable[DataFile]) -> str:
-    """A hash that changes with the path, size or modification time of any of the files."""
-    digest = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.path):
-        digest.update(f"{file.path.resolve()}\0{file.size}\0{file.modified_ns}\0".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
 
 
 def _truncated(path: Path) -> ModelFileError:

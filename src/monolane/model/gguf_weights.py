@@ -6,18 +6,20 @@ from pathlib import Path
 
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.config import ModelConfig
-from monolane.model.data_file import DataFile, identity
+from monolane.model.data_file import DataFile
 from monolane.model.families import family_of_gguf
+from monolane.model.families.keys import note_on_unread_keys
 from monolane.model.families.names import gguf_name
 from monolane.model.families.shared import HEAD_DIM_LIMIT, VOCAB_LIMIT
 from monolane.model.gguf_file import GgufHeader, read_gguf
+from monolane.model.progress import Progress
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredWeights
 
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
-def open_gguf(path: Path) -> tuple[ModelConfig, StoredWeights, dict[str, object]]:
+def open_gguf(path: Path, progress: Progress | None = None) -> tuple[ModelConfig, StoredWeights, dict[str, object]]:
     """The config, the weights and the metadata of a GGUF file."""
     file = DataFile(path)
     header = read_gguf(file)
@@ -29,8 +31,10 @@ def open_gguf(path: Path) -> tuple[ModelConfig, StoredWeights, dict[str, object]
     family = family_of_gguf(architecture, str(path))
     settings = Settings(header.metadata, str(path), prefix=f"{architecture}.")
     config = family.gguf_config(settings, _vocab(header, path), header.tensors, _rope_factors(header, path))
+    if progress and (note := note_on_unread_keys(settings)):
+        progress.note(note)
     head = config.head_dim if family.gguf_interleaved else None
-    return config, StoredWeights(header.tensors, gguf_name, identity([file]), head), header.metadata
+    return config, StoredWeights(header.tensors, gguf_name, head), header.metadata
 
 
 def _vocab(header: GgufHeader, path: Path) -> int:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.config import ModelConfig
-from monolane.model.data_file import DataFile, identity, is_there
+from monolane.model.data_file import DataFile, is_there
 from monolane.model.families import family_of_huggingface
+from monolane.model.families.keys import note_on_unread_keys
 from monolane.model.families.names import huggingface_name
 from monolane.model.json_object import read_json_object
+from monolane.model.progress import Progress
 from monolane.model.safetensors_file import read_safetensors
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor, StoredWeights
@@ -18,29 +22,34 @@ from monolane.model.tensors import StoredTensor, StoredWeights
 _CONFIG = "config.json"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_COMPARED = 1 << 20  # elements of two matrices at a time
 
 
-def read_folder_config(folder: Path) -> ModelConfig:
+def read_folder_config(folder: Path, progress: Progress | None = None) -> ModelConfig:
     """The config of a folder. Nothing but ``config.json`` needs to be there."""
-    return _config(_settings(folder))
+    return _config(_settings(folder), progress)
 
 
-def open_folder(folder: Path) -> tuple[ModelConfig, StoredWeights]:
+def open_folder(folder: Path, progress: Progress | None = None) -> tuple[ModelConfig, StoredWeights]:
     """The config and the weights of a folder."""
     settings = _settings(folder)
-    config = _config(settings)
+    config = _config(settings, progress)
     if is_there(folder / _SINGLE):
-        file = DataFile(folder / _SINGLE)
-        files, tensors = [file], read_safetensors(file)
+        tensors = read_safetensors(DataFile(folder / _SINGLE))
     elif is_there(folder / _INDEX):
-        files, tensors = _read_shards(folder)
+        tensors = _read_shards(folder)
     else:
         raise _no_weights(folder)
-    if not settings.has("tie_word_embeddings") and huggingface_name("head") not in tensors:
+    embed, head = huggingface_name("embed"), huggingface_name("head")
+    if not settings.has("tie_word_embeddings") and head not in tensors:
         config = replace(config, tied=True)  # said nowhere else
-    with DataFile(folder / _CONFIG) as config_file:
-        key = identity([config_file, *files])
-    return config, StoredWeights(tensors, huggingface_name, key)
+    if config.tied and embed not in tensors and head in tensors:
+        tensors[embed] = tensors[head]  # one matrix, saved under its other name
+    weights = StoredWeights(tensors, huggingface_name)
+    if config.tied and head in tensors:
+        # The files count, not the config: a head that differs from the embedding was trained apart from it.
+        config = replace(config, tied=_same_matrix(weights, "embed", "head"))
+    return config, weights
 
 
 def _settings(folder: Path) -> Settings:
@@ -51,24 +60,39 @@ def _settings(folder: Path) -> Settings:
     return Settings(read_json_object(folder / _CONFIG), str(folder / _CONFIG))
 
 
-def _config(settings: Settings) -> ModelConfig:
-    return family_of_huggingface(settings).huggingface_config(settings)
+def _config(settings: Settings, progress: Progress | None) -> ModelConfig:
+    family = family_of_huggingface(settings)
+    config = family.huggingface_config(settings)
+    if progress and (note := note_on_unread_keys(settings, family.harmless)):
+        progress.note(note)
+    return config
 
 
-def _read_shards(folder: Path) -> tuple[list[DataFile], dict[str, StoredTensor]]:
+def _same_matrix(weights: StoredWeights, one: str, other: str) -> bool:
+    """Whether two matrices are the same numbers as bf16. They are read in pieces, up to the first difference."""
+    shape = weights.shape(one)
+    if shape != weights.shape(other) or len(shape) != 2:
+        return False
+    step = max(1, _COMPARED // max(1, shape[1]))
+    return all(
+        np.array_equal(weights.rows(one, start, stop), weights.rows(other, start, stop))
+        for start in range(0, shape[0], step)
+        for stop in [min(start + step, shape[0])]
+    )
+
+
+def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     """The shards an index lists, and each tensor from the shard the index says it is in."""
     index = folder / _INDEX
     places = read_json_object(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
         raise ModelFileError(f"{index} has no weight_map from tensors to files.", "It is damaged; fetch it again.")
-    files, stored = [], {}
+    stored = {}
     for shard in sorted(set(places.values())):
         # A plain name: an index must not be able to point outside its folder.
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ModelFileError(f"{index} names the file {shard!r}.", "It must be a .safetensors file in the folder.")
-        file = DataFile(folder / shard)
-        files.append(file)
-        stored[shard] = read_safetensors(file)
+        stored[shard] = read_safetensors(DataFile(folder / shard))
     tensors = {}
     for name, shard in places.items():
         if name not in stored[shard]:
@@ -77,7 +101,7 @@ def _read_shards(folder: Path) -> tuple[list[DataFile], dict[str, StoredTensor]]
                 "The files do not belong together; fetch them again.",
             )
         tensors[name] = stored[shard][name]
-    return files, tensors
+    return tensors
 
 
 def _no_weights(folder: Path) -> ModelFileError | UnsupportedModelError:

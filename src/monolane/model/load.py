@@ -13,6 +13,8 @@ from monolane.model.data_file import is_there
 from monolane.model.gguf_weights import open_gguf
 from monolane.model.huggingface import open_folder, read_folder_config
 from monolane.model.json_object import read_json_object
+from monolane.model.progress import Progress
+from monolane.model.settings import shown
 from monolane.model.tokenizer import Tokenizer
 from monolane.model.weights import Weights, check_weights
 
@@ -33,16 +35,18 @@ class Model:
     stop_tokens: frozenset[int]
 
 
-def load_model(path: Path) -> Model:
-    """The model in a Hugging Face folder or a GGUF file."""
-    return _load_gguf(path) if _is_gguf(path) else _load_folder(path)
+def load_model(path: Path, progress: Progress | None = None) -> Model:
+    """The model in a Hugging Face folder or a GGUF file. ``progress`` is told what of its config nobody reads."""
+    return _load_gguf(path, progress) if _is_gguf(path) else _load_folder(path, progress)
 
 
-def load_config(path: Path) -> ModelConfig:
+def load_config(path: Path, progress: Progress | None = None) -> ModelConfig:
     """The config alone; of a folder, ``config.json`` is all that needs to be there."""
     if _is_gguf(path):
-        return open_gguf(path)[0]
-    return open_folder(path)[0] if any(path.glob("*.safetensors")) else read_folder_config(path)
+        return open_gguf(path, progress)[0]
+    if any(path.glob("*.safetensors")):
+        return open_folder(path, progress)[0]
+    return read_folder_config(path, progress)
 
 
 def _is_gguf(path: Path) -> bool:
@@ -58,22 +62,33 @@ def _is_gguf(path: Path) -> bool:
     raise ModelFileError(problem, hint)
 
 
-def _load_folder(folder: Path) -> Model:
-    config, weights = open_folder(folder)
+def _load_folder(folder: Path, progress: Progress | None) -> Model:
+    config, weights = open_folder(folder, progress)
     check_weights(config, weights)
     tokenizer_config = _read_if_there(folder / "tokenizer_config.json")
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json", tokenizer_config)
     _check_vocabulary(tokenizer, config, folder)
-    stops: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        found = _read_if_there(folder / name).get("eos_token_id")
-        stops |= _checked_ids(found if isinstance(found, list) else [found], config, folder / name)
     chat = chat_template_from_folder(folder, tokenizer_config)
+    stops = _folder_ends(folder, config, tokenizer)
     return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops))
 
 
-def _load_gguf(path: Path) -> Model:
-    config, weights, metadata = open_gguf(path)
+def _folder_ends(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> set[int]:
+    """The end tokens of ``generation_config.json``; where it names none, those of ``config.json``; or the tokenizer's.
+
+    The first that names any has the last word, as in transformers: a fine-tuned model's ``config.json`` often still
+    has the end token of the model it was made from.
+    """
+    for name in ("generation_config.json", "config.json"):
+        found = _read_if_there(folder / name).get("eos_token_id")
+        if stops := _checked_ids(found if isinstance(found, list) else [found], config, folder / name):
+            return stops
+    end = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", ""))
+    return set() if end is None else {end}
+
+
+def _load_gguf(path: Path, progress: Progress | None) -> Model:
+    config, weights, metadata = open_gguf(path, progress)
     check_weights(config, weights)
     tokenizer = Tokenizer.from_gguf(metadata)
     _check_vocabulary(tokenizer, config, path)
@@ -106,7 +121,8 @@ def _checked_ids(values: Iterable[object], config: ModelConfig, path: Path) -> s
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < config.vocab:
             raise ModelFileError(
-                f"{path}: the end token {value!r} is no token of the model.", "The file is damaged; fetch it again."
+                f"{path}: the end token {shown(value)} is no token of the model.",
+                "The file is damaged; fetch it again.",
             )
         ids.add(value)
     return ids

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +22,10 @@ RawBytes = NDArray[np.uint8]
 # reuse them instead of mapping memory anew, which would make threads wait for each other. Much smaller blocks would
 # make threads wait for the interpreter's lock instead.
 _BLOCK = 1 << 18
+
+# What the identity of weights knows of each tensor's content: so many places, from the first bytes to the last.
+_SAMPLES = 4
+_SAMPLE_BYTES = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,15 @@ class StoredTensor:
         self.file.read_into(self.offset, raw)
         return self._widen(raw)
 
+    def samples(self) -> Iterator[bytes]:
+        """A few bytes from places spread evenly over the tensor; all of it where it is small."""
+        if self.size <= _SAMPLES * _SAMPLE_BYTES:
+            yield self.file.read(self.offset, self.size)
+            return
+        for index in range(_SAMPLES):
+            within = (self.size - _SAMPLE_BYTES) * index // (_SAMPLES - 1)
+            yield self.file.read(self.offset + within, _SAMPLE_BYTES)
+
     def read_rows(self, first: int, stride: int, target: Bf16Bits) -> None:
         """Fill ``target`` with the rows first, first + stride, first + 2 * stride, ..."""
         count, columns = target.shape
@@ -99,18 +114,31 @@ class StoredWeights:
         self,
         tensors: Mapping[str, StoredTensor],
         file_name: Callable[[str], str],
-        identity: str,
         interleaved_head: int | None = None,
     ) -> None:
         self._tensors = tensors
         self._file_name = file_name
-        self._identity = identity
         self._interleaved_head = interleaved_head
         self._widened = any(len(tensor.shape) == 2 and tensor.format is not BF16 for tensor in tensors.values())
 
-    @property
+    @functools.cached_property
     def identity(self) -> str:
-        return self._identity
+        """A hash of the files' versions and of samples of every tensor.
+
+        The versions (data_file.py) suffice on a file system that keeps its own times: there no content changes without
+        them. Read-only images, and some mounts over a network, have neither times nor numbers of their own; there the
+        samples tell two models apart. A hash of all content would see no more: to be spared reading gigabytes at every
+        start, it would have to be kept, and found again by these same signs. A copy has another identity, which costs
+        a conversion and is never wrong.
+        """
+        digest = hashlib.sha256(repr(self._interleaved_head).encode())
+        for path, version in sorted({(str(t.file.path.resolve()), t.file.version) for t in self._tensors.values()}):
+            digest.update(f"\0{path}\0{version}".encode("utf-8", "surrogateescape"))
+        for name, tensor in sorted(self._tensors.items()):
+            digest.update(f"\0{name!r}\0{tensor.shape}\0{tensor.format.name}\0".encode())
+            for sample in tensor.samples():
+                digest.update(sample)
+        return digest.hexdigest()
 
     @property
     def widened(self) -> bool:

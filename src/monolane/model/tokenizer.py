@@ -94,7 +94,10 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of the token spelled exactly so in the vocabulary."""
-        found: int | None = self._backend.token_to_id(text)
+        try:
+            found: int | None = self._backend.token_to_id(text)
+        except UnicodeEncodeError:  # a config may name half of a surrogate pair, which no token is
+            return None
         return found
 
     def is_special(self, token_id: int) -> bool:

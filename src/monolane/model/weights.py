@@ -27,7 +27,7 @@ class Weights(Protocol):
 
     @property
     def identity(self) -> str:
-        """Changes whenever the files behind the weights change: a cache key."""
+        """Another whenever the files behind the weights have another content: a cache key. Reads a little of them."""
 
     @property
     def widened(self) -> bool:

@@ -33,12 +33,12 @@ def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progre
     tape = allocate_tape(plan, weights, allocate)
     pieces = list(_pieces(tape))
     size = sum(piece.nbytes for _, piece in pieces)
-    path = _path(plan, weights)
+    path = _path(plan, weights) if weights.widened else None
     with bar(progress, size, "loading"):
-        if weights.widened and path.exists() and path.stat().st_size == size and _read(path, pieces, progress):
+        if path and path.exists() and path.stat().st_size == size and _read(path, pieces, progress):
             return tape
         pack_tape(tape, weights, progress.advance)
-    if weights.widened and _has_room(size):
+    if path and _has_room(size):
         # Not a daemon: a program that ends right away still leaves a whole file.
         threading.Thread(target=_keep, args=(path, pieces), name="keep tape").start()
     return tape
@@ -113,7 +113,7 @@ def _has_room(size: int) -> bool:
 
 
 def _path(plan: Plan, weights: Weights) -> Path:
-    """One file per model (its identity) and layout."""
+    """One file per model (the identity of its weights: Weights.identity) and layout."""
     program = plan.program
     shape = repr((FORMAT, plan.layout, [stage.matrix for stage in program.projections], program.table))
     source = hashlib.sha256(weights.identity.encode()).hexdigest()[:24]

@@ -14,13 +14,20 @@ _DEFAULT_THETA = 10_000.0
 _CONTEXT_LIMIT = 1 << 24
 
 
-def read_rope(settings: Settings, head_dim: int) -> Rope:
-    """Newer configs have all in ``rope_parameters``, older ones ``rope_theta`` and ``rope_scaling`` apart."""
-    key = "rope_parameters" if settings.get("rope_parameters") is not None else "rope_scaling"
-    found = settings.get(key)
-    if found is not None and not isinstance(found, dict):
-        raise settings.wrong(key, "an object")
-    scaling = Settings(found or {}, f"{settings.source}: {key}")
+def read_rope(settings: Settings, head_dim: int, context: int) -> Rope:
+    """Newer configs have all in ``rope_parameters``, older ones ``rope_theta`` and ``rope_scaling`` apart.
+
+    Where both objects are there, ``rope_scaling`` counts and nothing of the other does, as in transformers: it is what
+    somebody adds to a config by hand. An empty object counts as none.
+    """
+    objects = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        found = settings.get(key)
+        if found is not None and not isinstance(found, dict):
+            raise settings.wrong(key, "an object")
+        objects[key] = found or {}
+    key = "rope_scaling" if objects["rope_scaling"] else "rope_parameters"
+    scaling = Settings(objects[key], f"{settings.source}: {key}")
     if any(isinstance(value, dict) for value in scaling.values.values()):
         raise UnsupportedModelError(
             f"{settings.source}: {key} differs from layer to layer, which is not supported.", "Use another model."
@@ -38,7 +45,7 @@ def read_rope(settings: Settings, head_dim: int) -> Rope:
     if kind == "linear":
         return linear_rope(theta, scaling.number("factor"), head_dim)
     if kind == "llama3":
-        return _llama3_rope(theta, scaling, head_dim)
+        return _llama3_rope(theta, scaling, head_dim, _original_context(settings, scaling, context))
     raise UnsupportedModelError(
         f"{settings.source}: rotary scaling of type {kind!r} is not supported.",
         "Supported are default, linear and llama3. Remove the scaling to run within the original context, "
@@ -51,7 +58,15 @@ def linear_rope(theta: float, factor: float, head_dim: int) -> Rope:
     return Rope(theta, (factor,) * (head_dim // 2))
 
 
-def _llama3_rope(theta: float, scaling: Settings, head_dim: int) -> Rope:
+def _original_context(settings: Settings, scaling: Settings, context: int) -> int:
+    """Positions a model was first trained on: beside the scaling (this one counts), in it, or else all it has."""
+    key = "original_max_position_embeddings"
+    if settings.has(key):
+        return settings.integer(key, _CONTEXT_LIMIT)
+    return scaling.integer(key, _CONTEXT_LIMIT, default=None if scaling.has(key) else context)
+
+
+def _llama3_rope(theta: float, scaling: Settings, head_dim: int, original_context: int) -> Rope:
     """Llama 3.1: slow pairs are slowed down by ``factor``, fast ones left alone, those between blended.
 
     How fast a pair is, is counted in the full turns it makes within the context the model was first trained on.
@@ -61,7 +76,6 @@ def _llama3_rope(theta: float, scaling: Settings, head_dim: int) -> Rope:
     fast = scaling.number("high_freq_factor")
     if fast <= slow:
         raise scaling.wrong("high_freq_factor", f"above low_freq_factor, {slow}")
-    original_context = scaling.integer("original_max_position_embeddings", _CONTEXT_LIMIT)
     turns = original_context * Rope(theta).inverse_frequencies(head_dim) / (2 * math.pi)
     kept = np.clip((turns - slow) / (fast - slow), 0.0, 1.0)
     factors = 1.0 / ((1.0 - kept) / factor + kept)

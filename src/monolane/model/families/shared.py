@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.config import ModelConfig, Rope
+from monolane.model.families.keys import refuse_unsupported_gguf_keys, refuse_unsupported_keys
 from monolane.model.families.names import gguf_name
 from monolane.model.families.rope import linear_rope, read_rope
 from monolane.model.settings import Settings
@@ -35,14 +39,17 @@ class Family:
     gguf_interleaved: bool = False  # GGUF keeps the rows of q and k for rotating neighbouring pairs
     qkv_bias: bool = False  # always there
     qk_norm: bool = False
+    harmless: Mapping[str, str] = field(default_factory=dict)  # keys of its own that change nothing: see keys.py
 
     def huggingface_config(self, settings: Settings) -> ModelConfig:
         """The config a ``config.json`` describes."""
         _refuse_unsupported(settings)
+        refuse_unsupported_keys(settings)
         hidden = settings.integer("hidden_size", HIDDEN_LIMIT)
         layers = settings.integer("num_hidden_layers", LAYERS_LIMIT)
         heads = settings.integer("num_attention_heads", HEADS_LIMIT)
         head_dim = settings.integer("head_dim", HEAD_DIM_LIMIT, default=hidden // heads)
+        context = settings.integer("max_position_embeddings", CONTEXT_LIMIT)
         plain = ModelConfig(
             family=self.name,
             hidden=hidden,
@@ -52,15 +59,18 @@ class Family:
             head_dim=head_dim,
             ffn=settings.integer("intermediate_size", FFN_LIMIT),
             vocab=settings.integer("vocab_size", VOCAB_LIMIT),
-            context=settings.integer("max_position_embeddings", CONTEXT_LIMIT),
+            context=context,
             norm_eps=settings.number("rms_norm_eps", 1e-6),
-            rope=read_rope(settings, head_dim),
+            rope=read_rope(settings, head_dim, context),
             windows=(None,) * layers,
             qkv_bias=self.qkv_bias,
             qk_norm=self.qk_norm,
             tied=settings.flag("tie_word_embeddings"),
         )
-        return _checked(self.refine(settings, plain), settings.source)
+        config = self.refine(settings, plain)
+        if "sliding_window" not in settings.asked:
+            _refuse_windows(settings, config)
+        return _checked(config, settings.source)
 
     def gguf_config(
         self, settings: Settings, vocab: int, tensors: Container[str], rope_factors: Sequence[float] | None
@@ -77,7 +87,9 @@ class Family:
                     "Such attention is not supported; use another model.",
                 )
         if settings.get("expert_count") not in (None, 0):
-            raise UnsupportedModelError(f"{settings.source} is a mixture of experts.", "Use a dense model.")
+            raise UnsupportedModelError(
+                f"{settings.source} is a mixture of experts (expert_count).", "Use a dense model."
+            )
         # Zero is how some writers say that there is no window.
         window = settings.integer("attention.sliding_window", CONTEXT_LIMIT) if _has_window(settings) else None
 
@@ -103,20 +115,33 @@ class Family:
             qk_norm=self.qk_norm,
             tied=gguf_name("head") not in tensors,
         )
+        refuse_unsupported_gguf_keys(settings)
         return _checked(config, settings.source)
 
 
 def layer_windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
     """Sliding windows as Qwen configs have them: switched on as a whole, and used by some of the layers."""
-    window = None
-    if settings.flag("use_sliding_window"):
-        window = settings.integer("sliding_window", CONTEXT_LIMIT, default=4096)
+    window = read_window(settings)
+    if not settings.flag("use_sliding_window"):
+        window = None
+    first = 0 if settings.get("max_window_layers") == 0 else settings.integer("max_window_layers", LAYERS_LIMIT, 28)
+    return windows_by_kind(settings, layers, window, (None,) * min(first, layers) + (window,) * (layers - first))
+
+
+def read_window(settings: Settings) -> int | None:
+    """Of configs that have one unless they say null."""
+    if settings.has("sliding_window") and settings.get("sliding_window") is None:
+        return None
+    return settings.integer("sliding_window", CONTEXT_LIMIT, default=4096)
+
+
+def windows_by_kind(
+    settings: Settings, layers: int, window: int | None, default: tuple[int | None, ...]
+) -> tuple[int | None, ...]:
+    """The window of every layer by its kind in ``layer_types``; ``default`` where the config has no such list."""
     kinds = settings.get("layer_types")
     if kinds is None:
-        if window is None:
-            return (None,) * layers
-        first = 0 if settings.get("max_window_layers") == 0 else settings.integer("max_window_layers", LAYERS_LIMIT, 28)
-        return tuple(window if layer >= first else None for layer in range(layers))
+        return default
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise settings.wrong("layer_types", f"a list of {layers} layers")
     if not all(kind in ("full_attention", "sliding_attention") for kind in kinds):
@@ -124,6 +149,17 @@ def layer_windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
     if window is None and "sliding_attention" in kinds:
         raise settings.wrong("sliding_window", "a number, for layer_types asks for windows")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _refuse_windows(settings: Settings, config: ModelConfig) -> None:
+    """The family has no windows; but transformers' cache takes them from any config, and drops what lies outside."""
+    window = None if settings.get("sliding_window") is None else settings.integer("sliding_window", CONTEXT_LIMIT)
+    windows = windows_by_kind(settings, config.layers, window, (window,) * config.layers)
+    if any(window is not None and window < config.context for window in windows):
+        raise UnsupportedModelError(
+            f"{settings.source}: sliding_window is {window}, which a model of the family {config.family} cannot have.",
+            "Remove the key if the model was trained without windows; otherwise its model_type should be another.",
+        )
 
 
 def _refuse_unsupported(settings: Settings) -> None:
@@ -142,22 +178,26 @@ def _refuse_unsupported(settings: Settings) -> None:
 
 
 def _gguf_rope(settings: Settings, head_dim: int, factors: Sequence[float] | None) -> Rope:
+    """As llama.cpp reads it: no type means linear, no factor or zero means 1, and ``rope_freqs`` come on top."""
     theta = settings.number("rope.freq_base", 10_000.0)
-    kind = settings.text("rope.scaling.type", "none")
+    kind = settings.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear"):
         raise UnsupportedModelError(
             f"{settings.source}: rotary scaling of type {kind!r} is not supported.", "Use another model."
         )
+    old_key, new_key = "rope.scale_linear", "rope.scaling.factor"
+    keys = [key for key in (new_key, old_key) if settings.has(key)]
+    scale = 1.0
+    if kind == "linear" and keys and settings.get(keys[0]) != 0:
+        scale = settings.number(keys[0])
     if factors is not None:
         if len(factors) != head_dim // 2 or not all(0 < factor < float("inf") for factor in factors):
             raise ModelFileError(
                 f"{settings.source}: rope_freqs.weight should have {head_dim // 2} numbers above zero.",
                 "The file is damaged; fetch it again.",
             )
-        return Rope(theta, tuple(factors))
-    if kind == "linear":
-        return linear_rope(theta, settings.number("rope.scaling.factor"), head_dim)
-    return Rope(theta)
+        return Rope(theta, tuple(scale * factor for factor in factors))
+    return Rope(theta) if scale == 1.0 else linear_rope(theta, scale, head_dim)
 
 
 def _has_window(settings: Settings) -> bool:
@@ -172,6 +212,12 @@ def _checked(config: ModelConfig, source: str) -> ModelConfig:
         broken = f"a head of {config.head_dim} cannot be rotated in pairs"
     elif config.norm_eps >= 1.0:
         broken = f"a norm's epsilon of {config.norm_eps} is too large"
+    elif not _fits_fp32(config.rope.inverse_frequencies(config.head_dim)):
+        broken = f"rotary embedding with theta {config.rope.theta} and these factors turns by more than fp32 can hold"
     else:
         return config
     raise ModelFileError(f"{source}: {broken}.", "The file is damaged; fetch it again.")
+
+
+def _fits_fp32(values: NDArray[np.float64]) -> bool:
+    return bool(np.all(values <= np.finfo(np.float32).max))
