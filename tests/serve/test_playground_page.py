@@ -12,6 +12,7 @@ from playground_server import Script, tokens_of
 from playwright.sync_api import Browser, Page, expect
 
 pytestmark = needs_chromium
+NONE_YET = "\u2013"  # a dash
 
 
 def test_an_answer_with_its_code_and_its_speed(chromium: Browser) -> None:
@@ -41,13 +42,13 @@ def test_an_answer_with_its_code_and_its_speed(chromium: Browser) -> None:
 def test_greedy_and_sampled_speeds_stand_side_by_side(chromium: Browser) -> None:
     script = Script(speed=2000)
     with opened(chromium, script) as page:
-        expect(page.locator("#kinds dd")).to_have_text(["–", "–"])
+        expect(page.locator("#kinds dd")).to_have_text([NONE_YET, NONE_YET])
         ask(page)  # with the page's own temperature
         answered(page)
         expect(page.locator("#speed")).to_have_text("2,000")
         expect(page.locator("#speed-how")).to_have_text("temperature 0.7")
         expect(page.locator("#kinds dt")).to_have_text(["greedy", "temperature 0.7"])
-        expect(page.locator("#kinds dd")).to_have_text(["–", "2,000 tok/s"])
+        expect(page.locator("#kinds dd")).to_have_text([NONE_YET, "2,000 tok/s"])
         script.speed = 2500
         page.get_by_label("Temperature").fill("0")
         page.get_by_role("button", name="Retry").click()
@@ -66,7 +67,7 @@ def test_greedy_and_sampled_speeds_stand_side_by_side(chromium: Browser) -> None
         script.machine = replace(script.machine, model="another")
         page.reload()
         expect(page.locator("#model")).to_have_text("another")
-        expect(page.locator("#kinds dd")).to_have_text(["–", "–"])
+        expect(page.locator("#kinds dd")).to_have_text([NONE_YET, NONE_YET])
 
 
 def test_the_model_and_the_machine_are_shown(chromium: Browser) -> None:
