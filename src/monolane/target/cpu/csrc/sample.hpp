@@ -234,10 +234,10 @@ class Sampler {
     return static_cast<int32_t>(std::find(scores_.begin() + mine.first, scores_.begin() + mine.last, top) - scores_.begin());
   }
 
-  // Tokens that are not kept lose their weight.
+  // A token where it is in this share. Tokens that are not kept lose their weight on the way.
   int32_t draw(Share& mine, const Common& all, int64_t position) {
     const Sampling& how = request_.sampling;
-    mine.mass = weigh(&scores_[mine.first], &weights_[mine.first], mine.last - mine.first, all.top, how.rate);
+    mine.mass = weigh(scores_.data() + mine.first, weights_.data() + mine.first, mine.last - mine.first, all.top, how.rate);
     if (how.top_k && how.top_k < kVocab) {
       narrow<false>(mine, all, 0, static_cast<uint64_t>(how.top_k));
       mine.mass = drop_lighter(mine, 0);
@@ -263,7 +263,7 @@ class Sampler {
     return walk(mine, target - before);
   }
 
-  // The mass of the others.
+  // Returns the mass of those that are left.
   uint64_t drop_lighter(const Share& mine, uint64_t least) {
     uint64_t* weights = weights_.data();
     uint64_t mass = 0;
