@@ -14,13 +14,16 @@ from monolane.target.base import Finish, Request, Token
 @dataclass
 class MadeUpTarget:
     """Seconds by the host's clock: ``start_s`` before and after a request, ``prompt_s`` per position that is not
-    cached, ``token_s`` per token, ``position_s`` more for every position before it, and ``jitter_s`` more in turn. The
-    device's clock runs ``drift`` times as fast. Tokens are handed over ``at_once``."""
+    cached, ``token_s`` per token, ``position_s`` more for every position before it, ``sampling_s`` and ``logprobs_s``
+    more where they are asked for, and ``jitter_s`` more in turn. The device's clock runs ``drift`` times as fast.
+    Tokens are handed over ``at_once``."""
 
     start_s: float = 0.004
     prompt_s: float = 0.0002
     token_s: float = 0.0006
     position_s: float = 0.0
+    sampling_s: float = 0.0
+    logprobs_s: float = 0.0
     jitter_s: Sequence[float] = (0.0,)
     at_once: int = 1
     drift: float = 1.0
@@ -66,11 +69,13 @@ class MadeUpRun:
     def __iter__(self) -> Iterator[list[Token]]:
         target, position = self.target, len(self.request.tokens)
         target.clock_s += target.prompt_s * (position - self.request.cached)
+        choosing_s = target.sampling_s * (self.request.sampling.temperature > 0)
+        choosing_s += target.logprobs_s * (self.request.logprobs is not None)
         batch: list[Token] = []
         for made in range(min(self.request.max_tokens, target.stops_after)):
             if made:
                 jitter = target.jitter_s[made % len(target.jitter_s)]
-                target.clock_s += target.token_s + target.position_s * (position + made) + jitter
+                target.clock_s += target.token_s + target.position_s * (position + made) + choosing_s + jitter
             batch.append(Token(made % 7, target.device_ns()))
             if len(batch) == target.at_once:
                 yield batch

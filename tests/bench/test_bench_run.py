@@ -19,7 +19,8 @@ from monolane.errors import TargetError, UsageError
 
 EVERYWHERE = {"benchmark", "model", "dtype", "device", "accuracy", "machine", "versions", "command", "method"}
 DECODE = EVERYWHERE | {
-    "context", "us_per_token", "us_per_token_device", "token_gaps_us", "first_token_ms", "throughput",
+    "context", "us_per_token", "us_per_token_device", "sampled_us_per_token", "sampled_us_per_token_device",
+    "logprobs_us_per_token", "logprobs_us_per_token_device", "token_gaps_us", "first_token_ms", "throughput",
     "energy_j_per_token", "bytes_per_token", "ceiling_bytes_per_s", "fraction_of_ceiling", "nominal_bytes_per_s",
     "fraction_of_nominal", "peers", "peers_skipped", "rounds",
 }  # fmt: skip
@@ -67,11 +68,46 @@ def test_one_run_writes_every_result_and_shows_it(
     assert sum(found["stages-tiny-cpu.json"]["stages_us"].values()) == pytest.approx(
         found["stages-tiny-cpu.json"]["us_per_token_traced"]
     )
-    assert err.index("accuracy: ") < err.index("round 1/1") < err.index("written: ") < err.index("context 0")
+    assert err.index("accuracy: ") < err.index("round 1/1") < err.index("written: ") < err.index("contexts, round 1/1")
     for words in ("of the measured ceiling", "throughput", "first token", "vllm", "gate_up"):
         assert words in out
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert "| tiny bf16 |" in report.table(report.results(tmp_path / "out"))
+
+
+def test_contexts_of_several_shapes_are_measured_in_one_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(SHAPES, "short", replace(SHAPES["tiny"], context=512))
+    asked = ("contexts", "--shape", "tiny,short", "--device", "cpu", "--rounds", "1", "--tokens", "8", "--out", "out")
+    assert in_front(monkeypatch, *asked, "--context", "0,256,1k") == 0
+    out, err = capsys.readouterr()
+    found = results(tmp_path / "out")
+    assert list(found) == ["context-short-cpu.json", "context-tiny-cpu.json"]
+    assert all(result.keys() >= EVERYWHERE for result in found.values())
+    points = {name: [point["context"] for point in result["points"]] for name, result in found.items()}
+    assert points == {"context-short-cpu.json": [0, 256], "context-tiny-cpu.json": [0, 256, 1024]}
+    assert "short: a context of 1,024 is left out: the model was made for 512 tokens" in err
+    assert out.index("tiny bf16") < out.index("short bf16") < out.index("left out")
+    assert found["context-tiny-cpu.json"]["command"].startswith("python -m monolane.bench contexts --shape tiny,short")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--shape", "tiny,nosuch"), "no shape 'nosuch'"),
+        (("--shape", "tiny", "--context", "8k"), "made for 4096"),
+        (("--shape", "tiny", "--context", ""), "No context"),
+        ((), "not clear"),
+    ],
+)
+def test_mistakes_about_contexts_are_told_before_anything_runs(
+    words: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert in_front(monkeypatch, "contexts", *words, "--out", "out") == UsageError.exit_code
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_results_can_be_drawn_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from monolane.bench.surroundings import Surroundings
 from monolane.errors import TargetError, UsageError
 from monolane.model.load import Model
 from monolane.model.progress import Silent
+from monolane.program.sample import Sampling
 
 LENGTHS = Lengths((128, 1024), 512, 3)
 SCHEMA = {
@@ -143,6 +144,21 @@ def test_speed_first_token_and_throughput_are_three_numbers(subject: Subject) ->
     assert len(result["rounds"]) == 3
 
 
+def test_greedy_sampled_and_with_logprobs_are_measured_in_every_round(subject: Subject, target: MadeUpTarget) -> None:
+    target.sampling_s, target.logprobs_s, target.drift = 20e-6, 50e-6, 0.5
+    result = measured(subject, around())
+    for choice, us in (("", 600), ("sampled_", 620), ("logprobs_", 650)):
+        assert result[f"{choice}us_per_token"] == pytest.approx(us)
+        assert result[f"{choice}us_per_token_device"] == pytest.approx(us / 2)
+        assert [row[f"{choice}us_per_token"] for row in result["rounds"]] == pytest.approx([us] * 3)
+    sampled = {request.sampling for request in target.requests if request.sampling.temperature}
+    assert sampled == {Sampling(temperature=0.7, top_p=0.9, seed=1)}
+    assert {request.logprobs for request in target.requests} == {None, 20}
+    shown = show.text([result])
+    assert "sampled               620.0 µs/token, 1,612.9 tok/s; 310.0 µs/token by the device's clock" in shown
+    assert "logprobs              650.0 µs/token, 1,538.5 tok/s; 325.0 µs/token by the device's clock" in shown
+
+
 def test_the_best_way_to_read_is_the_ceiling_and_nominal_is_beside_it(subject: Subject) -> None:
     result = measured(subject, around())
     assert result["ceiling_bytes_per_s"] == 5.0e12
@@ -202,7 +218,7 @@ def test_results_are_shown_as_text_and_as_a_table(subject: Subject, target: Made
     assert ours == ["Monolane", "600.0", "1,666.7", "33.60"]
     assert theirs == ["torch.compile", "1,500.0", "666.7", "3,001.50", "2.50", "x", "as", "fast"]
     assert shown.index("accuracy") < shown.index("decode")
-    assert "| smollm2-135m bf16 | H200 | 600 |" in report.table([result])
+    assert "| smollm2-135m bf16 | H200 | 600 | 600 | 1,667 | 1,667 |" in report.table([result])
 
 
 # --- contexts ---
@@ -219,10 +235,30 @@ def test_growth_with_the_context_is_held_against_the_bytes_of_the_cache(subject:
     # 30 layers, 3 heads of 64, keys and values, two bytes each
     assert points[3]["ideal_growth_us"] == pytest.approx(32768 * 30 * 3 * 64 * 2 * 2 / 5.0e12 * 1e6)
     assert points[0]["fraction_of_ceiling"] == pytest.approx(2.4e9 / 600e-6 / 5.0e12, rel=1e-3)
-    # The cache is filled once, step by step; from then on everything but the last token is in it.
+    # The cache is filled once; from then on everything but the last token is in it.
     computed = [len(request.tokens) - request.cached for request in target.requests]
-    assert [more for more in computed if more > 1] == [128, 8192 - 128, 32768 - 8192]
+    assert [more for more in computed if more > 1] == [32768]
     assert "32,768" in show.text([result])
+
+
+def test_growth_is_formed_within_a_round(subject: Subject, target: MadeUpTarget) -> None:
+    """A machine that is slower in every round does not make contexts look longer."""
+    target.position_s = 1e-8
+    looks = count()
+
+    def slower() -> dict[str, float]:
+        target.token_s = 0.0006 * 1.1 ** next(looks)
+        return {"copies": 5.0e12}
+
+    result = contexts.measure(subject, replace(around(), ceiling=slower), (0, 4096), 128, 3, heard)
+    assert result["points"][1]["growth_us"] == pytest.approx(4095 * 1e-2)
+
+
+def test_contexts_a_model_was_not_made_for_are_left_out() -> None:
+    fit, left_out = contexts.fitting(contexts.USUAL, 128, SHAPES["smollm2-135m"])
+    assert fit == (0, 1024, 4096)
+    assert left_out.keys() == {"8192", "16384", "32768"}
+    assert "8,192 tokens" in left_out["16384"]
 
 
 def test_windows_bound_the_bytes_of_the_cache() -> None:

@@ -48,6 +48,9 @@ ONE_OF_EACH: list[dict[str, Any]] = [
         machine=GPU,
         us_per_token=600.0,
         us_per_token_device=601.0,
+        sampled_us_per_token=610.0,
+        sampled_us_per_token_device=611.0,
+        logprobs_us_per_token=620.0,
         token_gaps_us={"p50": 598.0, "p90": 605.0, "p99": 640.0},
         first_token_ms={"128": {"host": 9.5, "device": 9.0}, "1024": {"host": 72.9, "device": 72.0}},
         throughput={"requests": 8, "tokens_per_second": 1500.5},
@@ -64,6 +67,7 @@ ONE_OF_EACH: list[dict[str, Any]] = [
             {"context": 0, "us_per_token": 600.0, "growth_us": 0.0, "ideal_growth_us": 0.0},
             {"context": 8192, "us_per_token": 700.0, "growth_us": 100.0, "ideal_growth_us": 50.0},
         ],
+        "left_out": {"16384": "the model was made for 9,000 tokens"},
     },
     {
         "benchmark": "stages", "model": "m", "dtype": "bf16", "device": "cpu", "us_per_token": 1.0,
@@ -175,20 +179,24 @@ def test_pages_are_made_anew_where_results_change(tmp_path: Path) -> None:
 def test_the_readme_shows_gpus_first_and_the_fastest_first() -> None:
     slow = decode_result(machine=GPU, us_per_token=900.0, peers={})
     rows = report.table([decode_result(), slow, *ONE_OF_EACH[1:]]).splitlines()
-    assert rows[2] == "| m bf16 | H200 | 600 | 1,667 | 0.02 | 80% | 667 tok/s |"
-    assert rows[3] == "| m bf16 | H200 | 900 | 1,111 | 0.02 | 80% | not measured |"
-    assert rows[-3] == "| m bf16 | P, cpu | 2,000 | 500.0 | 0.02 | 80% | 250 tok/s |"
+    assert rows[0].startswith("| model | GPU | µs/token, greedy | sampled | tok/s, greedy | sampled |")
+    assert rows[2] == "| m bf16 | H200 | 600 | 610 | 1,667 | 1,639 | 0.02 | 80% | 667 tok/s |"
+    assert rows[3] == "| m bf16 | H200 | 900 | - | 1,111 | - | 0.02 | 80% | not measured |"  # of an older run
+    assert rows[-3] == "| m bf16 | P, cpu | 2,000 | - | 500.0 | - | 0.02 | 80% | 250 tok/s |"
     assert report.table([]) == rows[-1] == report.MORE
 
 
 def test_the_page_shows_every_number() -> None:
     text = report_page.page(ONE_OF_EACH, [])
     for row in (
-        "| m bf16 | cuda (H200) | 600.0 | 601.0 | 598 / 640 | 1,666.7 | 0.020 | 12.5 GB/s | 80.0% | 75.0% |",
+        "| m bf16 | cuda (H200) | 600.0 | 610.0 | 620.0 | 601.0 | 611.0 | - |",
+        "| m bf16 | cpu | 2,000.0 | - | - | - | - | - |",
+        "| m bf16 | H200 | 598 / 640 | 1,666.7 | 0.020 | 12.5 GB/s | 80.0% | 75.0% |",
         "| m bf16 | H200 | 9.5 ms after 128, 72.9 ms after 1,024 | 1,500.5 tok/s | 0.457 J | passed |",
         "- m bf16, H200: no vllm: it is not installed",
         "| m bf16 | H200 | 0 | 600 | - | 0 µs | - |",
         "| m bf16 | H200 | 8,192 | 700 | 100 µs | 50 µs | 2.00 |",
+        "- m bf16, H200: not 16,384: the model was made for 9,000 tokens",
         "| m bf16 | cpu | qkv | 16 | 30.0 | 75% |",
         "| m | cpu | 12.3 s | 12.4 s | 3.0 s | 3.1 s | 1.25 |",
         "| m bf16 | cpu | 50,000 | 31.2 s | 1,600 | 500 s at 100 tok/s, 17 s at 3000 tok/s | 90% |",
@@ -208,6 +216,10 @@ def growth_at(context: int) -> dict[str, object]:
     return {"value": ["points", context, "growth_us"], "over": ["points", context, "ideal_growth_us"]}
 
 
+def growth_beyond(context: int) -> dict[str, object]:
+    return {"value": ["points", context, "growth_us"], "less": ["points", context, "ideal_growth_us"]}
+
+
 def test_goals_are_met_missed_or_open() -> None:
     goal = {"what": "speed", "benchmark": "decode", "model": "m", "on": "H200", "value": ["us_per_token"], "unit": "µs"}
     goals = [
@@ -218,16 +230,22 @@ def test_goals_are_met_missed_or_open() -> None:
         goal | {"must": 80, "aim": None, "value": ["us_per_token", "no", "such"]},
         goal | {"benchmark": "context", "must": 1.6, "aim": None, "unit": "x"} | growth_at(8192),
         goal | {"benchmark": "context", "must": 1.6, "aim": None, "unit": "x"} | growth_at(4096),
+        goal | {"must": 15, "aim": 6, "value": ["sampled_us_per_token"], "less": ["us_per_token"]},
+        goal | {"must": 15, "aim": 6, "value": ["sampled_us_per_token"], "less": ["no", "such"]},
+        goal | {"benchmark": "context", "must": 30, "aim": None, "times": 1.3} | growth_beyond(8192),
     ]
     text = report_page.page(ONE_OF_EACH, goals)
     assert "| speed | H200 | 700 µs | 500 µs | 600.0 µs | met |" in text
     assert "| speed | H200 | 500 µs | - | 600.0 µs | missed by 20.0% |" in text
     assert "| speed | H200 | 1.6 x | - | 2.00 x | missed by 25.0% |" in text
-    assert text.count("| not measured | open |") == 3
+    assert text.count("| not measured | open |") == 4
+    assert "| speed | H200 | 15 µs | 6 µs | 10.0 µs | met |" in text
+    assert "| speed | H200 | 30 µs | - | 35.0 µs | missed by 16.7% |" in text
     assert "| 80 ms | - | 72.9 ms | met |" in text
 
 
 def test_every_goal_names_something_that_is_measured() -> None:
     for goal in report.goals(ROOT / report.GOALS):
         assert goal["benchmark"] in schema.KINDS
-        assert goal.keys() - {"over"} == {"what", "benchmark", "model", "on", "value", "unit", "must", "aim"}
+        optional = {"over", "less", "times"}
+        assert goal.keys() - optional == {"what", "benchmark", "model", "on", "value", "unit", "must", "aim"}

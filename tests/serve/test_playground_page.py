@@ -12,6 +12,7 @@ from playground_server import Script, tokens_of
 from playwright.sync_api import Browser, Page, expect
 
 pytestmark = needs_chromium
+NONE_YET = "\u2013"  # a dash
 
 
 def test_an_answer_with_its_code_and_its_speed(chromium: Browser) -> None:
@@ -36,6 +37,37 @@ def test_an_answer_with_its_code_and_its_speed(chromium: Browser) -> None:
     (request,) = script.requests
     assert request["messages"] == [{"role": "user", "content": "A cache, please"}]
     assert (request["temperature"], request["seed"], request["stream"]) == (0.2, 42, True)
+
+
+def test_greedy_and_sampled_speeds_stand_side_by_side(chromium: Browser) -> None:
+    script = Script(speed=2000)
+    with opened(chromium, script) as page:
+        expect(page.locator("#kinds dd")).to_have_text([NONE_YET, NONE_YET])
+        ask(page)  # with the page's own temperature
+        answered(page)
+        expect(page.locator("#speed")).to_have_text("2,000")
+        expect(page.locator("#speed-how")).to_have_text("temperature 0.7")
+        expect(page.locator("#kinds dt")).to_have_text(["greedy", "temperature 0.7"])
+        expect(page.locator("#kinds dd")).to_have_text([NONE_YET, "2,000 tok/s"])
+        script.speed = 2500
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_role("button", name="Retry").click()
+        expect(page.locator("#speed")).to_have_text("2,500")
+        expect(page.locator("#speed-how")).to_have_text("greedy")
+        expect(page.locator("#kinds dd")).to_have_text(["2,500 tok/s", "2,000 tok/s"])
+        script.answer, script.speed = CACHE, 50
+        ask(page, "Once more")  # an answer that is stopped has no speed by the engine's clock
+        page.locator(".turn:last-child .words p").first.wait_for()
+        page.get_by_role("button", name="Stop").click()
+        answered(page)
+        expect(page.locator("#kinds dd")).to_have_text(["2,500 tok/s", "2,000 tok/s"])
+        page.get_by_role("button", name="New").click()
+        page.reload()
+        expect(page.locator("#kinds dd")).to_have_text(["2,500 tok/s", "2,000 tok/s"])
+        script.machine = replace(script.machine, model="another")
+        page.reload()
+        expect(page.locator("#model")).to_have_text("another")
+        expect(page.locator("#kinds dd")).to_have_text([NONE_YET, NONE_YET])
 
 
 def test_the_model_and_the_machine_are_shown(chromium: Browser) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import open_target
 from monolane.target.base import Finish, Request, Target, Token
@@ -46,17 +50,16 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(samplings, st.sampled_from([None, 0, 5, 20]))
-def test_the_kernel_samples_like_the_reference(target: Target, sampling: Sampling, logprobs: int | None) -> None:
-    tokens, finish = run(target, Request(PROMPT, 0, 8, frozenset(), sampling, logprobs))
+def check(target: Target, prompt: list[int], sampling: Sampling, logprobs: int | None) -> None:
+    """The same tokens and logprobs as the reference makes from the same logits."""
+    tokens, finish = run(target, Request(prompt, 0, 8, frozenset(), sampling, logprobs))
     assert finish is Finish.LENGTH
     assert len(tokens) == 8
-    sequence = [*PROMPT, *(token.id for token in tokens)]
+    sequence = [*prompt, *(token.id for token in tokens)]
     logits = target.logits(sequence)
-    reference = Sampler(sampling, CASE.vocab, np.array(PROMPT), logprobs)
+    reference = Sampler(sampling, logits.shape[1], np.array(prompt), logprobs)
     for made, token in enumerate(tokens):
-        position = len(PROMPT) + made
+        position = len(prompt) + made
         choice = reference.choose(logits[position - 1], position)
         assert token.id == choice.token
         if logprobs is None:
@@ -64,6 +67,52 @@ def test_the_kernel_samples_like_the_reference(target: Target, sampling: Samplin
         else:
             assert token.logprob == choice.logprob(choice.distance)
             assert token.top == tuple((other, choice.logprob(distance)) for other, distance in choice.top)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(samplings, st.sampled_from([None, 0, 5, 20]))
+def test_the_kernel_samples_like_the_reference(target: Target, sampling: Sampling, logprobs: int | None) -> None:
+    check(target, PROMPT, sampling, logprobs)
+
+
+class Scaled(MadeUpWeights):
+    """Logits so many times as far apart: 0 makes them equal, 1e-6 leaves a few different ones, 3000 clamps many."""
+
+    def __init__(self, config: ModelConfig, scale: float) -> None:
+        super().__init__(config)
+        self.scale = scale
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        return super().vector(name) * np.float32(self.scale if name == "final_norm" else 1)
+
+
+@cache
+def scaled_target(vocab: int, workers: int, scale: float) -> Target:
+    shape = replace(SHAPES["llama-3.2-1b"], hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32, vocab=vocab,
+                    windows=(None,))  # fmt: skip
+    return open_target(shape, Scaled(shape, scale), device="cpu", workers=workers, context=64)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from([(97, 5), (5003, 1), (5003, 3)]),
+    st.sampled_from([0.0, 1e-6, 1e-3, 0.05, 1.0, 30.0, 3000.0]),
+    samplings.map(lambda how: replace(how, logit_bias=how.logit_bias and ((5, 3.5), (96, -100.0)))),
+    st.sampled_from([None, 0, 20]),
+)
+def test_flat_and_peaked_alike_with_any_share_of_any_vocabulary(
+    shares: tuple[int, int], scale: float, sampling: Sampling, logprobs: int | None
+) -> None:
+    check(scaled_target(*shares, scale), [3, 14, 15, 92, 65, 35], sampling, logprobs)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 2500, 5002])
+@pytest.mark.parametrize("top_p", [1.0, 0.5, 1e-12])
+def test_of_equals_the_lowest_ids_are_kept(top_k: int, top_p: float) -> None:
+    for seed in range(20):
+        sampling = Sampling(temperature=1.0, top_k=top_k, top_p=top_p, seed=seed)
+        (token,), _ = run(scaled_target(5003, 3, 0.0), Request([1], 0, 1, frozenset(), sampling))
+        assert token.id < max(1, round(top_k * top_p))
 
 
 def test_the_interpreter_makes_the_same_tokens(target: Target) -> None:

@@ -8,7 +8,20 @@ import os
 import sys
 from pathlib import Path
 
-from monolane.bench import asked_file, lengths, load, peers, picture, record, report, run, shapes, show, trace_run
+from monolane.bench import (
+    asked_file,
+    contexts,
+    lengths,
+    load,
+    peers,
+    picture,
+    record,
+    report,
+    run,
+    shapes,
+    show,
+    trace_run,
+)
 from monolane.errors import MonolaneError
 from monolane.model.progress import Silent
 
@@ -27,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m monolane.bench", description=__doc__)
     commands = parser.add_subparsers(required=True)
     _add_run(commands.add_parser("run", help="what 'monolane bench' does"))
+    _add_contexts(commands.add_parser("contexts", help="decode time behind longer contexts alone, of several shapes"))
     loading = commands.add_parser("load", help="time and memory of the first and the second start")
     loading.set_defaults(act=_load)
     _add_what(loading)
@@ -66,6 +80,34 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workflow", type=int, metavar="TOKENS", help="an agent's loop of so many tokens instead")
     parser.add_argument("--json", action="store_true", help="results on stdout as JSON instead of a table")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
+
+
+def _add_contexts(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(act=_contexts)
+    _add_what(parser)
+    usual = ",".join(map(lengths.spelled, contexts.USUAL))
+    parser.add_argument("--context", default=usual, metavar=usual, help="tokens in the cache to decode behind")
+    parser.add_argument("--tokens", type=int, help="tokens per answer")
+    parser.add_argument("--rounds", type=int, default=5)
+
+
+def _contexts(asked: argparse.Namespace) -> None:
+    shapes_asked = asked.shape.split(",") if asked.shape else [None]
+    for shape in filter(None, shapes_asked):
+        shapes.named(shape)  # before minutes are spent on the others
+    hows = [
+        run.How(
+            model=asked.model,
+            shape=shape,
+            device=asked.device,
+            contexts=lengths.parse_lengths(asked.context, "--context"),
+            tokens=asked.tokens,
+            rounds=asked.rounds,
+            out=asked.out,
+        )
+        for shape in shapes_asked
+    ]
+    print(show.text([run.sweep(how, Silent(), _say) for how in hows]))
 
 
 def _run(asked: argparse.Namespace) -> None:

@@ -14,19 +14,29 @@ from typing import Any
 from monolane.bench import peers, queue, timing
 from monolane.bench.subject import Subject
 from monolane.bench.surroundings import Surroundings
+from monolane.program.sample import MAX_LOGPROBS, Sampling
 
 Say = Callable[[str], None]
 
 METHOD = (
-    "batch 1, greedy, fixed lengths; rounds that measure ceiling, ours, peers, ceiling; fractions formed within a "
-    "round, medians of the rounds. us_per_token: (T(n) - T(1)) / (n - 1) by the host's clock, with all of the prompt "
-    "but its last token in the cache; for peers the same difference, with the prompt in both; "
-    "us_per_token_device: (time of last token - time of first) / (n - 1) by the device's clock, token_gaps_us its "
-    "percentiles; first_token_ms: from asking to the end of a request for one token by the host's clock, and by the "
-    "device's; throughput: requests one after another through the engine, prompts and text included, tokens / wall; "
-    "energy: over those requests, prompts included; bytes_per_token: weights, counted from the plan; "
-    "ceiling: the best of several ways to read memory on the same workers"
+    "batch 1, fixed lengths; rounds that measure ceiling, ours, peers, ceiling; fractions formed within a round, "
+    "medians of the rounds. us_per_token: greedy, (T(n) - T(1)) / (n - 1) by the host's clock, with all of the prompt "
+    "but its last token in the cache; sampled_us_per_token: the same with temperature 0.7, top-p 0.9 and a fixed seed; "
+    "logprobs_us_per_token: greedy, with the logprobs of the 20 likeliest tokens; for peers the same difference, "
+    "greedy, with the prompt in both; ..._device: (time of last token - time of first) / (n - 1) by the device's "
+    "clock, token_gaps_us the percentiles of greedy; first_token_ms: from asking to the end of a request for one token "
+    "by the host's clock, and by the device's; throughput: requests one after another through the engine, prompts and "
+    "text included, tokens / wall; energy: over those requests, prompts included; bytes_per_token: weights, counted "
+    "from the plan; ceiling: the best of several ways to read memory on the same workers"
 )
+
+# How tokens are chosen, with how many logprobs; by what the keys of a result begin with.
+CHOICES: dict[str, tuple[Sampling, int | None]] = {
+    "": (timing.GREEDY, None),
+    "sampled_": (Sampling(temperature=0.7, top_p=0.9, seed=1), None),
+    "logprobs_": (timing.GREEDY, MAX_LOGPROBS),
+}
+CLOCKS = ("us_per_token", "us_per_token_device")
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Rounds:
     failed: dict[str, str] = field(default_factory=dict)  # peer -> why
     rows: list[dict[str, float]] = field(default_factory=list)
     ways: list[dict[str, float]] = field(default_factory=list)
-    decodes: list[timing.Decode] = field(default_factory=list)
+    decodes: list[dict[str, timing.Decode]] = field(default_factory=list)  # by choice
     queues: list[queue.Queue] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)  # of each queue
 
@@ -73,7 +83,8 @@ def measure(
         row = found.rows[-1]
         told = "".join(f", {peer.name} {row[peer.name]:,.1f}" for peer in found.peers)
         share = f"{row['fraction']:.1%} of the ceiling"
-        say(f"round {number + 1}/{rounds}: {row['us_per_token']:,.1f} µs/token, {share}{told}")
+        chosen = f"sampled {row['sampled_us_per_token']:,.1f}, with logprobs {row['logprobs_us_per_token']:,.1f}"
+        say(f"round {number + 1}/{rounds}: {row['us_per_token']:,.1f} µs/token, {share}; {chosen}{told}")
     return _result(subject, around, found, lengths)
 
 
@@ -84,8 +95,11 @@ def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengt
     for length in reversed(lengths.prompts):  # the prompt that is decoded from comes last, and stays in the cache
         first = timing.ask(target, subject.prompt(length), 1)
         row |= {f"first_token_{length}_host_ms": first.seconds * 1e3, f"first_token_{length}_device_ms": first.first_ms}
-    ours = timing.decode(target, prompt, lengths.tokens, len(prompt) - 1)
-    row |= {"us_per_token": ours.us_per_token, "us_per_token_device": ours.us_per_token_device}
+    ours = {
+        choice: timing.decode(target, prompt, lengths.tokens, len(prompt) - 1, sampling, logprobs)
+        for choice, (sampling, logprobs) in CHOICES.items()
+    }
+    row |= {choice + clock: getattr(decode, clock) for choice, decode in ours.items() for clock in CLOCKS}
     energy = around.energy_j()
     drained = queue.drain(subject, lengths.requests, lengths.prompts[0], lengths.tokens)
     energy_after = around.energy_j()
@@ -109,7 +123,7 @@ def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengt
 
 def _result(subject: Subject, around: Surroundings, found: Rounds, lengths: Lengths) -> dict[str, Any]:
     target, us = subject.target, found.median("us_per_token")
-    answers = {tuple(token.id for token in decode.long.tokens) for decode in found.decodes}
+    answers = {tuple(token.id for decode in ours.values() for token in decode.long.tokens) for ours in found.decodes}
     nominal = around.nominal_bytes_per_s
     return {
         "benchmark": "decode",
@@ -120,10 +134,9 @@ def _result(subject: Subject, around: Surroundings, found: Rounds, lengths: Leng
         "context": target.context,
         "prompt_tokens": lengths.prompts[0],
         "tokens": lengths.tokens,
-        "us_per_token": us,
-        "us_per_token_device": found.median("us_per_token_device"),
+        **{choice + clock: found.median(choice + clock) for choice in CHOICES for clock in CLOCKS},
         "tokens_per_second": 1e6 / us,
-        "token_gaps_us": timing.percentiles(decode.long.gaps_us for decode in found.decodes),
+        "token_gaps_us": timing.percentiles(ours[""].long.gaps_us for ours in found.decodes),
         "first_token_ms": {
             str(length): {clock: found.median(f"first_token_{length}_{clock}_ms") for clock in ("host", "device")}
             for length in lengths.prompts

@@ -17,6 +17,12 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|" + "---|" * len(columns), *body])
 
 
+def chosen_us(result: dict[str, Any], choice: str = "", clock: str = "", form: str = ",.0f") -> str:
+    """µs per token of a decode result; older ones know only of greedy decoding."""
+    us = result.get(f"{choice}us_per_token{clock}")
+    return "-" if us is None else f"{us:{form}}"
+
+
 def peer_speed(result: dict[str, Any], name: str) -> str:
     """What a peer reached beside a result."""
     peer = result["peers"].get(name)

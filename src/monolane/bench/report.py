@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from monolane.bench import schema
-from monolane.bench.markdown import grid, peer_speed
+from monolane.bench.markdown import chosen_us, grid, peer_speed
 from monolane.bench.record import RESULTS
 from monolane.errors import MonolaneError, UsageError
 
@@ -35,7 +35,7 @@ def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """What the README shows: decode speed, on GPUs first, each beside the peer that matters there."""
+    """What the README shows: greedy and sampled, on GPUs first, each beside the peer that matters there."""
     decoded = [result for result in found if result["benchmark"] == "decode"]
     decoded.sort(key=lambda result: float(result["us_per_token"]))
     on_gpu = [result for result in decoded if "gpu" in result["machine"]]
@@ -45,13 +45,15 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 def _decode(kind: str, found: list[dict[str, Any]], peer: str) -> str:
-    columns = ("model", kind, "µs/token", "tok/s", "GB/token", "of the read ceiling", peer)
+    speeds = ("µs/token, greedy", "sampled", "tok/s, greedy", "sampled")
+    columns = ("model", kind, *speeds, "GB/token", "of the read ceiling", peer)
     rows = [
         (
             f"{result['model']} {result['dtype']}",
             _where(result),
-            f"{result['us_per_token']:,.0f}",
-            f"{1e6 / result['us_per_token']:,.{0 if kind == 'GPU' else 1}f}",
+            chosen_us(result),
+            chosen_us(result, "sampled_"),
+            *(_tokens_per_second(result.get(f"{choice}us_per_token"), kind) for choice in ("", "sampled_")),
             f"{result['bytes_per_token'] / 1e9:.2f}",
             f"{result['fraction_of_ceiling']:.0%}",
             peer_speed(result, peer),
@@ -59,6 +61,10 @@ def _decode(kind: str, found: list[dict[str, Any]], peer: str) -> str:
         for result in found
     ]
     return grid(columns, rows)
+
+
+def _tokens_per_second(us: float | None, kind: str) -> str:
+    return "-" if us is None else f"{1e6 / us:,.{0 if kind == 'GPU' else 1}f}"
 
 
 def _where(result: dict[str, Any]) -> str:

@@ -6,10 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from monolane.bench.ceiling_result import HOST, load, speed
-from monolane.bench.markdown import NOT_MEASURED, grid, optional, peer_speed
+from monolane.bench.markdown import NOT_MEASURED, chosen_us, grid, optional, peer_speed
 
 Result = dict[str, Any]
 PEERS = ("torch.compile", "transformers", "llama.cpp, same file", "llama.cpp, bf16", "vllm", "sglang")
+
+CHOICES = {"": "greedy", "sampled_": "sampled", "logprobs_": "logprobs"}
+CHOICES_NOTE = (
+    "*Sampled* is temperature 0.7 and top-p 0.9, *logprobs* greedy with those of the 20 likeliest tokens; everything "
+    "below is greedy."
+)
 
 HEAD = """# Results
 
@@ -57,7 +63,8 @@ def _measured(found: list[Result], goal: Result) -> float | None:
         if result["model"] != goal["model"] or goal["on"] not in where:
             continue
         value, over = _at(result, goal["value"]), _at(result, goal["over"]) if "over" in goal else 1.0
-        return value / over if value is not None and over else None
+        less = _at(result, goal["less"]) if "less" in goal else 0.0
+        return value / over - goal.get("times", 1) * less if value is not None and over and less is not None else None
     return None
 
 
@@ -79,13 +86,10 @@ def _verdict(measured: float | None, goal: Result) -> str:
 
 
 def _decode(found: list[Result]) -> str:
-    columns = ("model", "device", "µs/token", "by the device", "gaps p50 / p99", "tok/s", "GB/token", "read ceiling")
     speeds = [
         (
             _model(result),
-            result["device"],
-            f"{result['us_per_token']:,.1f}",
-            optional(result.get("us_per_token_device"), ",.1f"),
+            _device(result),
             _gaps(result),
             f"{1e6 / result['us_per_token']:,.1f}",
             f"{result['bytes_per_token'] / 1e9:.3f}",
@@ -95,6 +99,7 @@ def _decode(found: list[Result]) -> str:
         )
         for result in found
     ]
+    columns = ("gaps p50 / p99, µs", "tok/s", "GB/token", "read ceiling", "of ceiling", "of nominal")
     others = [
         (
             _model(result),
@@ -106,16 +111,28 @@ def _decode(found: list[Result]) -> str:
         )
         for result in found
     ]
-    return "\n\n".join(
-        filter(
-            None,
-            [
-                grid((*columns, "of ceiling", "of nominal"), speeds),
-                grid(("model", "device", "first token", "queue of requests", "energy per token", "accuracy"), others),
-                _peers(found),
-            ],
+    parts = [
+        _choices(found),
+        grid(("model", "device", *columns), speeds),
+        grid(("model", "device", "first token", "queue of requests", "energy per token", "accuracy"), others),
+        _peers(found),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def _choices(found: list[Result]) -> str:
+    """What choosing a token costs."""
+    rows = [
+        (
+            _model(result),
+            result["device"],
+            *(chosen_us(result, choice, clock, ",.1f") for clock in ("", "_device") for choice in CHOICES),
         )
-    )
+        for result in found
+    ]
+    columns = [f"{before}{choice}" for before in ("µs/token, ", "by the device, ") for choice in CHOICES.values()]
+    table = grid(("model", "device", *columns), rows)
+    return f"{CHOICES_NOTE}\n\n{table}" if table else ""
 
 
 def _peers(found: list[Result]) -> str:
@@ -160,7 +177,12 @@ def _context(found: list[Result]) -> str:
             cells = (f"{point['context']:,}", f"{point['us_per_token']:,.0f}", growth, f"{ideal:,.0f} µs", ratio)
             rows.append((_model(result), _device(result), *cells))
     columns = ("tokens in the cache", "µs/token", "growth", "reading it at the ceiling", "ratio")
-    return grid(("model", "device", *columns), rows)
+    left_out = [
+        f"- {_model(result)}, {_device(result)}: not {int(length):,}: {why}"
+        for result in found
+        for length, why in result.get("left_out", {}).items()
+    ]
+    return "\n\n".join(filter(None, [grid(("model", "device", *columns), rows), "\n".join(left_out)]))
 
 
 def _stages(found: list[Result]) -> str:

@@ -99,11 +99,31 @@ def run(how: How, progress: Progress, say: Say) -> list[dict[str, Any]]:
     else:
         name, model = subjects.find_model(how.model, how.shape, progress)
         kind = _kind(how)
-        with _opened(how, name, model, kind, progress) as (subject, around):
+        with _opened(how, name, model, kind, _needed(how, model, kind), progress) as (subject, around):
             _measure(how, subject, around, keep, say)
     if how.picture is not None:
         say(picture.draw(results, how.picture))
     return results
+
+
+def sweep(how: How, progress: Progress, say: Say) -> dict[str, Any]:
+    """The contexts alone, those that the model was made for; what is left out is said."""
+    if not how.contexts:
+        raise UsageError("No context is to be measured.", "Give --context some numbers, such as 0,1k,4k.")
+    name, model = subjects.find_model(how.model, how.shape, progress)
+    kind = _kind(how)
+    tokens = _context_tokens(how, kind)
+    fit, left_out = contexts.fitting(how.contexts, tokens, model.config)
+    if not fit:
+        contexts.check(how.contexts, tokens, model.config)
+    for length, why in left_out.items():
+        say(f"{name}: a context of {int(length):,} is left out: {why}")
+    with _opened(how, name, model, kind, fit[-1] + tokens, progress) as (subject, around):
+        verdict = _judged(subject, say)
+        found = contexts.measure(subject, around, fit, tokens, how.rounds, say)
+        found |= {"left_out": left_out, "accuracy": verdict} | around.where()
+        say(f"written: {record.write(f'context-{name}-{subject.kind}', found, how.out)}")
+    return found
 
 
 def _measure(
@@ -147,21 +167,28 @@ def _judged(subject: Subject, say: Say) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(how: How, name: str, model: Model, kind: str, progress: Progress) -> Iterator[tuple[Subject, Surroundings]]:
+def _opened(
+    how: How, name: str, model: Model, kind: str, context: int, progress: Progress
+) -> Iterator[tuple[Subject, Surroundings]]:
     from monolane.target import open_target
 
-    asked, tokens = _lengths(how, kind), _context_tokens(how, kind)
-    needed = max(asked.longest, trace_run.PROMPT_TOKENS + trace_run.ANSWER_TOKENS)
-    if how.workflow is not None:
-        needed = _conversation(how, model)
-    elif how.contexts:
-        contexts.check(how.contexts, tokens, model.config)
-        needed = max(needed, how.contexts[-1] + tokens)
     target = open_target(
-        model.config, model.weights, device=how.device, workers=how.workers, context=needed, progress=progress
+        model.config, model.weights, device=how.device, workers=how.workers, context=context, progress=progress
     )
     with closing(target), closing(look_around(kind, how.workers)) as around:
         yield Subject(name, model, target, how.shape is None), around
+
+
+def _needed(how: How, model: Model, kind: str) -> int:
+    """Tokens of context; what the model cannot hold is refused."""
+    if how.workflow is not None:
+        return _conversation(how, model)
+    needed = max(_lengths(how, kind).longest, trace_run.PROMPT_TOKENS + trace_run.ANSWER_TOKENS)
+    if not how.contexts:
+        return needed
+    tokens = _context_tokens(how, kind)
+    contexts.check(how.contexts, tokens, model.config)
+    return max(needed, how.contexts[-1] + tokens)
 
 
 def _kind(how: How) -> str:

@@ -32,6 +32,10 @@ KINDS: dict[str, Schema] = {
         "peers": {"*": {"us_per_token": NUMBER, "ours_is_faster_by": NUMBER, "first_token_ms?": NUMBER}},
         "peers_skipped?": {"*": str},
         "us_per_token_device?": NUMBER,
+        "sampled_us_per_token?": NUMBER,
+        "sampled_us_per_token_device?": NUMBER,
+        "logprobs_us_per_token?": NUMBER,
+        "logprobs_us_per_token_device?": NUMBER,
         "token_gaps_us?": {"p50": NUMBER, "p99": NUMBER, "*": NUMBER},
         "first_token_ms?": {"*": {"host": NUMBER, "*": NUMBER}},
         "throughput?": {"tokens_per_second": NUMBER},
@@ -42,6 +46,7 @@ KINDS: dict[str, Schema] = {
     "context": {
         **STREAM,
         "points": [{"context": int, "us_per_token": NUMBER, "growth_us": NUMBER, "ideal_growth_us": NUMBER}],
+        "left_out?": {"*": str},
     },
     "stages": {**DEVICE, "us_per_token": NUMBER, "stages_us": {"*": NUMBER}, "times": {"*": int}},
     "load": {"first": START, "second": START, "peak_over_tape": NUMBER},

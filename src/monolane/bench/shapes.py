@@ -15,7 +15,16 @@ _LLAMA3 = Rope(500000.0)
 
 
 def _shape(
-    family: str, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int, rope: Rope
+    family: str,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ffn: int,
+    vocab: int,
+    context: int,
+    rope: Rope,
 ) -> ModelConfig:
     return ModelConfig(
         family=family,
@@ -26,7 +35,7 @@ def _shape(
         head_dim=head_dim,
         ffn=ffn,
         vocab=vocab,
-        context=131072,
+        context=context,
         norm_eps=1e-5,
         rope=rope,
         windows=(None,) * layers,
@@ -37,15 +46,14 @@ def _shape(
 
 
 SHAPES = {
-    "llama-3.2-1b": _shape("llama", 2048, 16, 32, 8, 64, 8192, 128256, _LLAMA3),
-    "llama-3.1-8b": _shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, _LLAMA3),
-    "qwen2.5-coder-1.5b": _shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, Rope(1e6)),
-    "qwen3-1.7b": _shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, Rope(1e6)),
-    "smollm2-135m": _shape("llama", 576, 30, 9, 3, 64, 1536, 49152, Rope(1e5)),
+    "llama-3.2-1b": _shape("llama", 2048, 16, 32, 8, 64, 8192, 128256, 131072, _LLAMA3),
+    "llama-3.1-8b": _shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072, _LLAMA3),
+    "qwen2.5-coder-1.5b": _shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, 32768, Rope(1e6)),
+    "qwen3-1.7b": _shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, 40960, Rope(1e6)),
+    "smollm2-135m": _shape("llama", 576, 30, 9, 3, 64, 1536, 49152, 8192, Rope(1e5)),
     # As one lane would run it. Hidden and FFN size follow from the published file sizes; rope's base is a guess.
     "laneformer-2b": replace(
-        _shape("llama", 3072, 15, 32, 16, 96, 12288, 32000, Rope(1e4)),
-        context=4096,
+        _shape("llama", 3072, 15, 32, 16, 96, 12288, 32000, 4096, Rope(1e4)),
         windows=(2048,) * 10 + (None,) * 5,
         tied=False,
     ),

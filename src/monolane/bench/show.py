@@ -21,6 +21,9 @@ def _decode(result: Result) -> Iterator[str]:
     yield _line("decode", f"{_speed(result['us_per_token'])} by the host's clock")
     spread = ", ".join(f"{share} {us:,.1f}" for share, us in gaps.items())
     yield _line("", f"{result['us_per_token_device']:,.1f} µs/token by the device's; between two tokens: {spread} µs")
+    for choice, words in (("sampled", "temperature 0.7, top-p 0.9"), ("logprobs", "greedy, the 20 likeliest")):
+        us, by_device = result[f"{choice}_us_per_token"], result[f"{choice}_us_per_token_device"]
+        yield _line(choice, f"{_speed(us)}; {by_device:,.1f} µs/token by the device's clock ({words})")
     for prompt, found in result["first_token_ms"].items():
         times = f"{found['host']:,.2f} ms by the host, {found['device']:,.2f} by the device"
         yield _line("first token", f"{times}, after {int(prompt):,} tokens")
@@ -56,12 +59,17 @@ def _beside(result: Result) -> Iterator[str]:
 
 
 def _context(result: Result) -> Iterator[str]:
-    yield f"{'tokens in the cache':>20}{'µs/token':>12}{'by the device':>15}{'tok/s':>10}{'of ceiling':>12}"
+    yield f"{result['model']} {result['dtype']}, {result['device']}"
+    speeds = f"{'µs/token':>12}{'by the device':>15}{'tok/s':>10}{'of ceiling':>12}"
+    yield f"{'tokens in the cache':>20}{speeds}{'growth, µs':>12}{'reading it, µs':>16}"
     for point in result["points"]:
         yield (
             f"{point['context']:20,}{point['us_per_token']:12,.1f}{point['us_per_token_device']:15,.1f}"
             f"{1e6 / point['us_per_token']:10,.1f}{point['fraction_of_ceiling']:12.1%}"
+            f"{point['growth_us']:12,.1f}{point['ideal_growth_us']:16,.1f}"
         )
+    for length, why in result.get("left_out", {}).items():
+        yield f"{int(length):20,} left out: {why}"
 
 
 def _stages(result: Result) -> Iterator[str]:

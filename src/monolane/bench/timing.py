@@ -15,6 +15,7 @@ from monolane.program.sample import Sampling
 from monolane.target.base import Request, Target, Token
 
 Result = TypeVar("Result")
+GREEDY = Sampling()
 SHARES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
@@ -43,7 +44,7 @@ def timed(work: Callable[[], Result]) -> tuple[Result, float]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One greedy request."""
+    """One request."""
 
     tokens: list[Token]
     seconds: float  # by the caller's clock, from the asking to the end
@@ -78,11 +79,18 @@ class Decode:
         return float(self.long.gaps_us.mean())
 
 
-def ask(target: Target, prompt: Sequence[int], tokens: int, cached: int = 0) -> Answer:
-    """A greedy answer of so many tokens; the first ``cached`` of the prompt are in the target's cache."""
+def ask(
+    target: Target,
+    prompt: Sequence[int],
+    tokens: int,
+    cached: int = 0,
+    sampling: Sampling = GREEDY,
+    logprobs: int | None = None,
+) -> Answer:
+    """An answer of so many tokens; the first ``cached`` of the prompt are in the target's cache."""
 
     def work() -> tuple[list[Token], int]:
-        run = target.run(Request(prompt, cached, tokens, frozenset(), Sampling()))
+        run = target.run(Request(prompt, cached, tokens, frozenset(), sampling, logprobs))
         return [token for batch in run for token in batch], run.start_ns
 
     (made, start_ns), seconds = timed(work)
@@ -91,6 +99,14 @@ def ask(target: Target, prompt: Sequence[int], tokens: int, cached: int = 0) -> 
     return Answer(made, seconds, start_ns)
 
 
-def decode(target: Target, prompt: Sequence[int], tokens: int, cached: int = 0) -> Decode:
+def decode(
+    target: Target,
+    prompt: Sequence[int],
+    tokens: int,
+    cached: int = 0,
+    sampling: Sampling = GREEDY,
+    logprobs: int | None = None,
+) -> Decode:
     """One fresh measurement."""
-    return Decode(ask(target, prompt, 1, cached), ask(target, prompt, tokens, cached))
+    short, long = (ask(target, prompt, number, cached, sampling, logprobs) for number in (1, tokens))
+    return Decode(short, long)

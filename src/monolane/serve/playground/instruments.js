@@ -1,6 +1,7 @@
 // The dial, the figures and the curve: how fast the answer comes, and how much of the machine that is.
 import { byId, setText } from "./dom.js";
 import { bytes, count, duration, figure } from "./format.js";
+import { sampledHow } from "./speeds.js";
 import { msPerToken } from "./timeline.js";
 
 const WIDTH = 400; // of the curve's coordinates
@@ -20,6 +21,7 @@ export class Instruments {
     const tokens = timings?.generated_tokens ?? timeline?.tokens;
     byId("instruments").toggleAttribute("data-idle", !ms);
     setText(byId("speed"), ms ? figure(1000 / ms) : "–");
+    setText(byId("speed-how"), ms ? sampledHow(answer) : "");
     setText(byId("per-token"), ms ? duration(ms) : "–");
     setText(byId("tokens"), tokens ? count(tokens) : "–");
     setText(byId("first-token"), first ? duration(first) : "–");

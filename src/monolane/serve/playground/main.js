@@ -12,6 +12,7 @@ import { askForKey } from "./key.js";
 import { pageIn } from "./page.js";
 import { Preview } from "./preview.js";
 import { Race } from "./race.js";
+import { Speeds } from "./speeds.js";
 import { showSuggestions } from "./suggestions.js";
 import { msPerToken } from "./timeline.js";
 import { TurnView } from "./turn.js";
@@ -23,6 +24,7 @@ const TROUBLE_POLL_MS = 2000;
 const conversation = Conversation.restore();
 const views = [];
 const instruments = new Instruments();
+const speeds = new Speeds();
 const race = new Race();
 const preview = new Preview();
 const composer = new Composer(send, stop);
@@ -63,6 +65,7 @@ async function answerLast() {
   say("Answering");
   const needsKey = await fill(answer, conversation.messages(), running.signal, changed);
   running = null;
+  speeds.add(answer);
   composer.busy(false);
   if (!views.includes(view)) return; // a new conversation has begun meanwhile
   changed.now();
@@ -151,6 +154,7 @@ async function start() {
 
 function showMachine(found) {
   instruments.machine = found;
+  speeds.begin(found.model);
   setText(byId("model"), found.model);
   setText(byId("device"), found.device);
   document.title = `${found.model} on Monolane`;

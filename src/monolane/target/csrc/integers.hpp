@@ -3,14 +3,19 @@
 
 namespace monolane {
 
-// 2^40 * 2^-(distance * rate): a table of 256 powers and two terms of a series.
+// 2^40 * 2^-(fraction / 2^36): a table of 256 powers and two terms of a series.
+MONOLANE_DEVICE uint64_t power_of(uint64_t fraction) {
+  const uint64_t rest = ((fraction & ((uint64_t(1) << 28) - 1)) * kLn2Q32) >> 36;
+  const uint64_t series = (uint64_t(1) << 32) - rest + ((rest * rest) >> 33);
+  return (kPowers[fraction >> 28] * (series >> 10)) >> 22;
+}
+
+// 2^40 * 2^-(distance * rate)
 MONOLANE_DEVICE uint64_t weight_of(int64_t distance, uint64_t rate) {
   const uint64_t exponent = static_cast<uint64_t>(distance < kDistanceLimit ? distance : kDistanceLimit) * rate;
   const uint64_t whole = exponent >> 36, fraction = exponent & ((uint64_t(1) << 36) - 1);
   if (whole > kWeightBits) return 0;
-  const uint64_t rest = ((fraction & ((uint64_t(1) << 28) - 1)) * kLn2Q32) >> 36;
-  const uint64_t series = (uint64_t(1) << 32) - rest + ((rest * rest) >> 33);
-  return ((kPowers[fraction >> 28] * (series >> 10)) >> 22) >> whole;
+  return power_of(fraction) >> whole;
 }
 
 // Philox4x32-10: 64 random bits from a seed and a position.

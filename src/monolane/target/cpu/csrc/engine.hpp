@@ -19,7 +19,7 @@ namespace monolane {
 
 class Engine {
  public:
-  explicit Engine(const Setup& setup) : shared_(setup), entries_(setup.context) {
+  explicit Engine(const Setup& setup) : shared_(setup), sampler_(setup.workers, shared_.handoff), entries_(setup.context) {
     for (int w = 0; w < setup.workers; w++) watches_.emplace_back(shared_.handoff.pulse(w));
     try {
       for (int w = 0; w < setup.workers; w++) threads_.emplace_back([this, w] { serve(w); });
@@ -140,7 +140,7 @@ class Engine {
       position += pass.width;
     }
     if (request_.scores) {
-      if (worker.id == 0) finish(kLengthReached);
+      if (worker.id == 0) finish(worker, kLengthReached);
       return true;
     }
     for (;; position++) {
@@ -159,7 +159,7 @@ class Engine {
       switch (stage.kind) {
         case Kind::kEmbed:
           // One worker looks at the host's flag, and all learn of it at the hand-off.
-          if (worker.id == 0 && abort_ == round_) finish(kAborted);
+          if (worker.id == 0 && abort_ == round_) finish(worker, kAborted);
           embed(worker, stage, pass);
           break;
         case Kind::kProject:
@@ -169,7 +169,7 @@ class Engine {
           attend(worker, stage, pass);
           break;
         case Kind::kSample:
-          if (worker.id == 0) sample(stage, pass);
+          if (!sample(worker, s, pass)) return false;
           break;
       }
       mark(worker, pass, s, kEnded);
@@ -183,29 +183,49 @@ class Engine {
     if (trace_.stamps) trace_.mark(pass.start - request_.token_count, shared_.setup.workers, worker.id, stage, what);
   }
 
-  void sample(const Stage& stage, const Pass& pass) {
+  // False when the workers lost each other.
+  bool sample(const Worker& worker, int stage, const Pass& pass) {
+    const int logits = kStages[stage].reads;
     if (request_.scores) {
-      for (int p = 0; p < pass.width; p++)
-        std::copy_n(shared_.row(stage.reads, p), kVocab, request_.scores + (pass.start - request_.cached + p) * kVocab);
-      return;
+      for (int p = 0; p < pass.width && worker.id == 0; p++)
+        std::copy_n(shared_.row(logits, p), kVocab, request_.scores + (pass.start - request_.cached + p) * kVocab);
+      return true;
     }
-    const int64_t made = made_;
-    Entry& entry = entries_[made];
-    if (!sampler_.choose(shared_.row(stage.reads, 0), pass.start + pass.width, entry)) return finish(kNotANumber);
+    try {
+      Entry& entry = entries_[made_];
+      switch (sampler_.choose(worker.id, stage, shared_.row(logits, 0), pass.start + pass.width, entry)) {
+        case Sampler::kMine:
+          publish(worker, entry);
+          break;
+        case Sampler::kNoNumbers:
+          if (worker.id == 0) finish(worker, kNotANumber);
+          break;
+        case Sampler::kOthers:
+          break;
+      }
+    } catch (const Stuck&) {
+      return false;
+    }
+    return true;
+  }
+
+  // By the worker that has the token.
+  void publish(const Worker& worker, Entry& entry) {
     entry.time_ns = now_ns();
+    const int64_t made = made_ + 1;
     const bool stop = std::find(request_.stop_tokens, request_.stop_tokens + request_.stop_count, entry.token) !=
                       request_.stop_tokens + request_.stop_count;
-    if (stop || made + 1 == request_.max_tokens) finish(stop ? kStopped : kLengthReached);
+    if (stop || made == request_.max_tokens) finish(worker, stop ? kStopped : kLengthReached);
     std::lock_guard lock(mutex_);
-    made_ = made + 1;
+    made_ = made;
     wake_host_.notify_all();
   }
 
-  // Called by worker 0: all leave at the hand-off that follows.
-  void finish(Status status) {
+  // By one worker: all leave at the hand-off that follows.
+  void finish(const Worker& worker, Status status) {
     std::lock_guard lock(mutex_);
     status_ = status;
-    leave_at_ = shared_.handoff.step(0) + 1;
+    leave_at_ = shared_.handoff.step(worker.id) + 1;
   }
 
   Shared shared_;
