@@ -15,6 +15,7 @@ MIN_WIDE_SLOTS = 2
 UNIT_COLS = 64  # the most k of a unit: rows of activations are whole units
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may have to stream more than its equal share of a stage, to level the tapes
 TAG_BITS = 16  # of a word of activations: the other half of it
+MOST_LOGITS = 8192  # bytes of logits in shared memory
 BUCKETS, HISTOGRAMS = 1024, 3  # of sampling: buckets of a histogram, histograms in turn
 # The cache is kept in blocks of positions; attention divides them into splits of at least so many blocks, and not into
 # more splits than there are workers for.
@@ -65,10 +66,18 @@ def x_bytes(plan: Plan) -> int:
     queries = MAX_WIDTH * (_up(shape.head_dim, 64) + 32) * 2 + 2 * _up(shape.head_dim, 32) * 2 + 2 * MAX_WIDTH * 4
     results = MAX_WIDTH * _up(shape.head_dim, 32) * 4
     scratch = queries + 2 * CONSUMER_WARPS * MAX_WIDTH * 4 + results
-    sampling = 8 * (256 + BUCKETS + _up(plan.workers, 16))
     chunk = slot_units(plan) * plan.layout.block
     widest = max(_up(plan.layout.padded_cols(stage), chunk) for stage in plan.program.projections)
-    return _up(max(2 * widest, max(scratch, sampling) - 4 * BATCH_SUMS), 128)
+    return _up(max(2 * widest, scratch - 4 * BATCH_SUMS, _sample_bytes(plan)), 128)
+
+
+def _sample_bytes(plan: Plan) -> int:
+    """What sampling keeps in the place of inputs: a table, a number for every worker, and the logits of a worker's own
+    tokens, behind the input they come from; those, if need be, elsewhere."""
+    table = 8 * (256 + _up(plan.workers, 16))
+    head = 2 * plan.layout.padded_cols(plan.program.head)
+    logits = _up(4 * plan.layout.rows(plan.program.head) * max(tape[-1].tiles for tape in plan.segments), 128)
+    return max(table, head) + logits if logits <= MOST_LOGITS else table
 
 
 def slot_bytes(plan: Plan) -> int:

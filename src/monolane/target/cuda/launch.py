@@ -43,8 +43,8 @@ class Outcome(Structure):
 TAGGED = ("words", "qkv_words", "parts", "masses", "choices", "kept", "drawn", "reports")
 CLEARED = (*TAGGED, "arrived", "histograms", "failed")
 _MODEL = ("tapes", "segments", "head_tiles", "table", "constants", "rotations", "keys", "values")
-_SCRATCH = ("wide", "wide_qkv", "normed", "scales", "logits", "distances", "used")
-_POINTERS = (*_MODEL, *CLEARED, *_SCRATCH, "entries", "outcome", "abort", "trace")
+_SCRATCH = ("wide", "wide_qkv", "normed", "scales", "distances", "used")
+_POINTERS = (*_MODEL, "logits", *CLEARED, *_SCRATCH, "entries", "outcome", "abort", "trace")
 
 
 class Launch(Structure):

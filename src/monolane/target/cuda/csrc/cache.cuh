@@ -75,13 +75,16 @@ MONOLANE_DEVICE Span span_of(int position, int window) {
   const int first = kWide ? max(last - divide_up(window, kBlockPositions), 0) : first_seen(position, window) / kBlockPositions;
   const int seen = window ? last + 1 - first : last + 1;
   // Divided by constants alone: others wait for what is done here.
-  const bool few = kWide || seen <= kFewSplits * kSplitBlocks;
-  const int units = few ? divide_up(seen, kSplitBlocks) : divide_up(seen, kChunkBlocks);
-  const bool quarter = !few && units <= kQuarterSplits * kSplitUnits, half = !few && units <= kHalfSplits * kSplitUnits;
+  if (!kWide && seen <= kFewSplits * kSplitBlocks) {
+    const int splits = divide_up(seen, kSplitBlocks);
+    return {last + 1 - seen, seen, splits, kSplitBlocks, 1, splits};
+  }
+  const int units = kWide ? divide_up(seen, kSplitBlocks) : divide_up(seen, kChunkBlocks);
+  const bool quarter = !kWide && units <= kQuarterSplits * kSplitUnits, half = !kWide && units <= kHalfSplits * kSplitUnits;
   const int most = quarter ? kQuarterSplits : half ? kHalfSplits : kMostSplits;
   const int each = quarter ? units / kQuarterSplits : half ? units / kHalfSplits : units / kMostSplits;
   const int splits = min(units, most), length = max(each, 1);
-  return {last + 1 - seen, seen, splits, few ? kSplitBlocks : kChunkBlocks, length, splits * (length + 1) - units};
+  return {last + 1 - seen, seen, splits, kWide ? kSplitBlocks : kChunkBlocks, length, splits * (length + 1) - units};
 }
 MONOLANE_DEVICE int split_start(const Span& span, int split) { return span.first + (split * span.length + max(split - span.shorter, 0)) * span.unit; }
 MONOLANE_DEVICE int split_end(const Span& span, int split) { return min(span.first + span.blocks, split_start(span, split + 1)); }

@@ -157,6 +157,8 @@ MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint6
   emulate::enqueue(to, from, bytes, barrier);
 }
 
+MONOLANE_DEVICE void bulk_copy_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier) { bulk_copy(to, from, bytes, barrier); }
+
 // --- threads of a block ---
 
 template <int kId, int kCount>
@@ -182,6 +184,7 @@ MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) {
   return emulate::shuffle("shuffle_xor(uint64_t)", value, emulate::lane_across(mask));
 }
+MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int lane) { return emulate::shuffle("shuffle", value, lane); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
   const int lane = emulate::lane();
   if (delta < 0) emulate::fail("shuffle_up: delta %d is negative", delta);

@@ -324,7 +324,7 @@ class Consumer {
     } else if (monolane_launch.request.scores) {
       monolane_launch.request.scores[(now.start - monolane_launch.request.cached + position) * kVocab + row] = v;
     } else {
-      if (!monolane_launch.plain_greedy) monolane_launch.logits[row] = v;
+      if (!monolane_launch.plain_greedy) keep_logit(local, row, v);
       best = max(best, rank_of(v, static_cast<uint32_t>(row)));
     }
   }

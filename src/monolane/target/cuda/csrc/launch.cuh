@@ -49,6 +49,7 @@ struct Launch {
   const float* rotations;  // [position][head_dim / 2][cosine, sine]
   uint16_t* keys;          // [layer][key/value head][block of positions], see cache.cuh
   uint16_t* values;
+  float* logits;           // [vocabulary]
   // Words with tags, in one piece of `tagged_bytes`: a value in the upper half of a word, its tag in the lower.
   uint32_t* words;      // activations of a narrow pass, bf16
   uint64_t* qkv_words;  // queries, keys and values, fp32
@@ -67,7 +68,6 @@ struct Launch {
   float* wide_qkv;
   uint16_t* normed;     // [position of the pass]: the input of a norm where shared memory has no room for it
   uint32_t* scales;     // [position of the pass]: fp32, what such an input is to be multiplied with
-  float* logits;        // [vocabulary]
   uint32_t* distances;  // [vocabulary], where a block's own do not fit its shared memory
   TokenUse* used;       // [vocabulary], each looked at by its worker alone
   Entry* entries;      // host memory

@@ -73,6 +73,15 @@ MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint6
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+// The same of what nobody will need again soon: L2 gives it up first, and keeps instructions, activations and the cache instead.
+MONOLANE_DEVICE void bulk_copy_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+               : "memory");
+}
 
 // --- threads of a block ---
 
@@ -101,6 +110,7 @@ MONOLANE_DEVICE void take_registers() {
 MONOLANE_DEVICE void sync_warp() { __syncwarp(); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int lane) { return __shfl_sync(~0u, value, lane); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) { return __shfl_up_sync(~0u, value, delta); }
 MONOLANE_DEVICE bool any(bool value) { return __any_sync(~0u, value); }
 

@@ -134,7 +134,7 @@ class Producer {
   MONOLANE_DEVICE bool put(const uint8_t* from, uint32_t bytes, int most) {
     if (!next_slot(most)) return false;
     ptx::barrier_expect(next_.full(), bytes);
-    ptx::bulk_copy(next_.memory(), from, bytes, next_.full());
+    ptx::bulk_copy_once(next_.memory(), from, bytes, next_.full());
     issued();
     return true;
   }

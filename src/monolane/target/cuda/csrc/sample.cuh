@@ -4,8 +4,12 @@
 //   1. Every block publishes the rank of its best token; all find the best of all. A greedy request is done.
 //   2. Top-k and top-p: the last distance (highest score - score) that is kept is found by histograms over all blocks, ten
 //      bits of the distance a round. Tokens whose weight is zero are never drawn, so distances beyond those do not matter.
+//      Where a bucket has one token, or a distance several, the search is over.
 //   3. Every block publishes the weight of its tokens that are kept; all find the block that the random number falls into.
 //   4. That block finds the token and publishes it.
+//
+// A token is chosen every few hundred microseconds, and by then its instructions have left the caches: what takes time is how many different ones
+// there are. So loops stay loops, and what is needed more than once is a function of its own.
 #pragma once
 #include "handoff.cuh"
 #include "integers.hpp"
@@ -64,16 +68,21 @@ struct Prefix {
   // Whether the running sum passes `target` at this thread, whose own number this is.
   MONOLANE_DEVICE bool passes(uint64_t target, uint64_t own) const { return before <= target && target < before + own; }
 };
-MONOLANE_DEVICE Prefix prefix_of_block(uint64_t own) {
-  uint64_t sum = own;  // with the lanes before
+MONOLANE_DEVICE uint64_t running_sum_of_warp(uint64_t v) {
+#pragma unroll 1
   for (int delta = 1; delta < 32; delta <<= 1) {
-    const uint64_t lower = ptx::shuffle_up(sum, delta);
-    if (lane_index() >= delta) sum += lower;
+    const uint64_t lower = ptx::shuffle_up(v, delta);
+    if (lane_index() >= delta) v += lower;
   }
+  return v;
+}
+MONOLANE_APART Prefix prefix_of_block(uint64_t own) {
+  const uint64_t sum = running_sum_of_warp(own);
   sync_consumers();  // the numbers of the last reduction have been read
   if (lane_index() == 31) shared::reduce64()[warp_index()] = sum;
   sync_consumers();
   Prefix prefix{sum - own, 0};
+#pragma unroll 1
   for (int w = 0; w < kConsumerWarps; w++) {
     const uint64_t theirs = shared::reduce64()[w];
     if (w < warp_index()) prefix.before += theirs;
@@ -118,6 +127,12 @@ MONOLANE_DEVICE uint64_t best_of_all(uint32_t step, Choice which, Use use) {
 
 // --- a block's own tokens ---
 
+constexpr int kBucketBits = 10, kBuckets = 1 << kBucketBits;
+constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
+constexpr int kPowersBytes = 256 * 8, kSampleBytes = kPowersBytes + round_up(kWorkers * 8, 128);
+static_assert(kSampleBytes <= kXBytes && kBuckets * 8 <= kBatchSums * 4, "the scratch of sampling does not fit");
+static_assert(kWorkers <= kConsumers, "a block has a thread for every block");
+
 // This block's tokens: its rows of the head.
 struct OwnTokens {
   int first, count;
@@ -130,20 +145,20 @@ MONOLANE_DEVICE OwnTokens own_tokens() {
 }
 constexpr int kMostTokens = kForms[kHeadForm].most_tiles * kForms[kHeadForm].tile_rows;
 
-// Calls `use(token's place among this block's own, logit)` for this thread's tokens. Logits are loaded together: they come from L2. A thread has
-// the tokens whose logits it has stored (see finish_batch).
+// Logits of this block's tokens: also in shared memory, behind the input of the head, where there is room.
+constexpr int kLogitsOffset = kXOffset + kXBytes - round_up(kMostTokens * 4, 128);
+constexpr bool kLogitsFit = kLogitsOffset - kXOffset >= kPaddedCols<kHeadForm> * 2 && kLogitsOffset - kXOffset >= kSampleBytes;
+MONOLANE_DEVICE void keep_logit(int local, int token, float logit) {
+  if (kLogitsFit) shared::at<float>(kLogitsOffset)[local] = logit;
+  monolane_launch.logits[token] = logit;
+}
+
+// Calls `use(token's place among this block's own, logit)` for this thread's tokens: those whose logits it has kept (see finish_batch).
 template <class Use>
 MONOLANE_DEVICE void each_logit(const OwnTokens& own, Use use) {
-  constexpr int kTogether = lesser(divide_up(kMostTokens, kConsumers), 8);
+  const float* logits = kLogitsFit ? shared::at<float>(kLogitsOffset) : monolane_launch.logits + own.first;
 #pragma unroll 1
-  for (int base = thread_index(); base < own.count; base += kTogether * kConsumers) {
-    float logit[kTogether];
-#pragma unroll
-    for (int j = 0; j < kTogether; j++) logit[j] = base + j * kConsumers < own.count ? monolane_launch.logits[own.first + base + j * kConsumers] : 0.0f;
-#pragma unroll
-    for (int j = 0; j < kTogether; j++)
-      if (base + j * kConsumers < own.count) use(base + j * kConsumers, logit[j]);
-  }
+  for (int i = thread_index(); i < own.count; i += kConsumers) use(i, logits[i]);
 }
 
 // What penalties and biases need to know of this block's tokens; nobody else looks at it.
@@ -180,21 +195,14 @@ MONOLANE_APART uint64_t best_adjusted() {
 
 // --- scratch, in the place of inputs and sums ---
 
-constexpr int kBucketBits = 10, kBuckets = 1 << kBucketBits;
-constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
 namespace sampling {
 
-constexpr int kPowersOffset = kXOffset, kBucketsOffset = kPowersOffset + 256 * 8;
-constexpr int kRanksOffset = kBucketsOffset + kBuckets * 8, kDistancesOffset = kRanksOffset + round_up(kWorkers * 8, 128);
-constexpr bool kDistancesFit = kDistancesOffset + kMostTokens * 4 <= kResidualOffset;
-static_assert(kDistancesOffset <= kResidualOffset, "the scratch of sampling does not fit");
-static_assert(kWorkers <= kConsumers, "a block has a thread for every block");
-
-MONOLANE_DEVICE uint64_t* powers() { return shared::at<uint64_t>(kPowersOffset); }
-MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kBucketsOffset); }  // [kBuckets]
-MONOLANE_DEVICE uint64_t* ranks() { return shared::at<uint64_t>(kRanksOffset); }      // [workers]: of each one's best token
+MONOLANE_DEVICE uint64_t* powers() { return shared::at<uint64_t>(kXOffset); }
+MONOLANE_DEVICE uint64_t* ranks() { return shared::at<uint64_t>(kXOffset + kPowersBytes); }  // [workers]: of each one's best token
+MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kSumsOffset); }            // [kBuckets]
 // [this block's tokens]: highest score - score, at most what 32 bits hold: a weight is zero long before, at any temperature up to 100.
-MONOLANE_DEVICE uint32_t* distances(const OwnTokens& own) { return kDistancesFit ? shared::at<uint32_t>(kDistancesOffset) : monolane_launch.distances + own.first; }
+// Where logits are in shared memory, each takes the place of its logit.
+MONOLANE_DEVICE uint32_t* distances(const OwnTokens& own) { return kLogitsFit ? shared::at<uint32_t>(kLogitsOffset) : monolane_launch.distances + own.first; }
 
 }  // namespace sampling
 
@@ -206,7 +214,7 @@ MONOLANE_DEVICE uint64_t nth_rank(int n) {
   if (thread_index() < kWorkers) {
     const uint64_t mine = ranks[thread_index()];
     int higher = 0;
-#pragma unroll 4
+#pragma unroll 2
     for (int w = 0; w < kWorkers; w++) higher += ranks[w] > mine;
     if (higher == n - 1 && mine) found()[0] = mine;  // ranks of tokens differ
   }
@@ -215,7 +223,7 @@ MONOLANE_DEVICE uint64_t nth_rank(int n) {
 }
 
 // weight_of() of program/sample.py for distances of 32 bits, with fewer instructions: the same numbers.
-MONOLANE_DEVICE uint64_t weight_of(uint32_t distance, uint32_t rate) {
+MONOLANE_APART uint64_t weight_of(uint32_t distance, uint32_t rate) {
   const uint64_t exponent = static_cast<uint64_t>(distance) * rate;
   const uint32_t low = static_cast<uint32_t>(exponent), high = static_cast<uint32_t>(exponent >> 32), whole = high >> 4;
   const uint32_t rest = static_cast<uint32_t>(static_cast<uint64_t>(low & 0xfffffffu) * static_cast<uint32_t>(kLn2Q32) >> 36);
@@ -240,12 +248,10 @@ class Draw {
   }
 
   MONOLANE_DEVICE uint32_t token(int64_t position) {
-    Cutoff cutoff = first_zero() - 1;
-    if (how_.top_k && how_.top_k < kVocab) cutoff = cut(top_k_limit(), false, [&](uint64_t) { return static_cast<uint64_t>(how_.top_k); });
-    if (!(how_.top_p >> kShareBits)) {
-      const uint64_t dropped = cutoff.dropped * weight(cutoff.distance);  // by top-k, of those at the last distance
-      cutoff = cut(cutoff.distance + 1, true, [&](uint64_t total) { return ptx::multiply_high(total - dropped, how_.top_p << 32); });
-    }
+    const bool top_k = how_.top_k && how_.top_k < kVocab, top_p = !(how_.top_p >> kShareBits);
+    Cutoff cutoff = first_beyond(kWeightBits + 1) - 1;
+#pragma unroll 1
+    for (int by_weight = !top_k; by_weight <= top_p; by_weight++) cutoff = cut(cutoff, by_weight);
     return find(cutoff, random_bits(how_.seed, static_cast<uint64_t>(position)));
   }
 
@@ -258,49 +264,49 @@ class Draw {
   };
   static constexpr uint64_t kAll = ~uint64_t(0);
   static constexpr int kThreadBuckets = kBuckets / kConsumers;
+  // So many tokens may add to the buckets in global memory as they are; more are added up in shared memory first.
+  static constexpr uint64_t kFewTokens = 4096;
 
   MONOLANE_DEVICE uint64_t weight(uint32_t distance) const { return weight_of(distance, rate_); }
 
-  // A distance from which on weights are zero: the exponent is beyond what weight_of gives one for.
-  MONOLANE_DEVICE uint32_t first_zero() const {
-    const float limit = (kWeightBits + 1.01f) * 68719476736.0f / static_cast<float>(rate_);  // 2^36: an exponent's fraction
+  // A distance from which on weights are at most 2^-halvings of the highest.
+  MONOLANE_DEVICE uint32_t first_beyond(int halvings) const {
+    const float limit = (halvings + 0.01f) * 68719476736.0f / static_cast<float>(rate_);  // 2^36: the steps of an exponent
     return limit < 4294967040.0f ? static_cast<uint32_t>(limit) + 1 : UINT32_MAX;
   }
 
-  // Tokens before this distance are at least as many as top-k keeps, or all that can be drawn.
+  // Tokens before this distance are at least as many as top-k keeps, where that is known.
   MONOLANE_DEVICE uint32_t top_k_limit() {
     const uint64_t rank = how_.top_k <= kWorkers ? nth_rank(how_.top_k) : 0;
-    const int64_t limit = rank ? top_ - score_of(rank) + 1 : UINT32_MAX;
-    return static_cast<uint32_t>(min(limit, static_cast<int64_t>(first_zero())));
+    return static_cast<uint32_t>(min(rank ? top_ - score_of(rank) + 1 : int64_t(UINT32_MAX), int64_t(UINT32_MAX)));
+  }
+  // Tokens from this distance on, however many they are, weigh less than what top-p drops.
+  MONOLANE_DEVICE uint32_t top_p_limit() const {
+    const uint32_t dropped = static_cast<uint32_t>((uint64_t(1) << kShareBits) - how_.top_p);
+    return first_beyond(bit_width(kVocab) + kShareBits + 1 - bit_width(dropped));
   }
 
-  // The shortest run of tokens, in order of (distance, id), whose mass (weights, or how many they are) reaches `needed(total)`. Only
-  // distances before `limit` count.
-  template <class Needed>
-  MONOLANE_DEVICE Cutoff cut(uint32_t limit, bool by_weight, Needed needed) {
-    uint32_t low = 0;
-    int shift = max(bit_width(limit - 1) - kBucketBits, 0);
+  // The shortest run of tokens, in order of (distance, id), that are as many as top-k keeps, or whose weights reach top-p's share of the
+  // weights of all that are kept `so_far`.
+  MONOLANE_DEVICE Cutoff cut(const Cutoff& so_far, bool by_weight) {
+    uint32_t low = 0, end = so_far.distance + 1, limit = min(end, by_weight ? top_p_limit() : top_k_limit());
+    int shift = max(bit_width(limit + limit / (kBuckets / 2)) - kBucketBits, 0);  // the last bucket is for what lies beyond
+    bool few = by_weight && so_far.distance < first_beyond(kWeightBits + 1) - 1 && !so_far.dropped && how_.top_k <= static_cast<int>(kFewTokens);
     uint64_t left = 0;
+#pragma unroll 1
     for (bool first = true;; first = false) {
       uint64_t masses[kThreadBuckets], own = 0;
-      add_up(low, limit, shift, by_weight, masses);
+      add_up(low, limit, end, shift, by_weight, few, masses);
       for (const uint64_t mass : masses) own += mass;
       Prefix prefix = prefix_of_block(own);
       if (first) {
-        left = needed(prefix.total);
-        if (left >= prefix.total) return limit - 1;
+        const uint64_t dropped = so_far.dropped * weight(so_far.distance);
+        left = by_weight ? ptx::multiply_high(prefix.total - dropped, how_.top_p << 32) : static_cast<uint64_t>(how_.top_k);
+        if (left >= prefix.total) return so_far;
+        end = limit;  // what lies beyond has been counted
       }
       const uint64_t target = left ? left - 1 : 0;
-      if (prefix.passes(target, own)) {
-        int i = 0;
-#pragma unroll
-        for (int j = 0; j < kThreadBuckets - 1; j++)
-          if (i == j && prefix.before + masses[j] <= target) prefix.before += masses[j], i++;
-        found()[0] = thread_index() * kThreadBuckets + i, found()[1] = prefix.before, found()[2] = masses[0];
-#pragma unroll
-        for (int j = 1; j < kThreadBuckets; j++)
-          if (i == j) found()[2] = masses[j];
-      }
+      if (prefix.passes(target, own)) tell_bucket(prefix.before, target, masses);
       sync_consumers();
       const uint64_t mass = found()[2];
       left -= found()[1];
@@ -309,9 +315,20 @@ class Draw {
       const uint64_t each = by_weight ? weight(last) : 1;  // of no token in the bucket is it less
       if (mass < 2 * each) return last;                    // there is one token in it
       if (!shift) return among_equals(low, mass, left, max(each, uint64_t(1)));
-      limit = last + 1;
+      few = mass < kFewTokens * each;
+      end = limit = last + 1;
       shift = max(shift - kBucketBits, 0);
     }
+  }
+
+  // This thread's bucket where the running sum passes `target`: which, the sum before it, and its mass.
+  MONOLANE_DEVICE static void tell_bucket(uint64_t before, uint64_t target, const uint64_t (&masses)[kThreadBuckets]) {
+    int bucket = 0;
+    uint64_t mass = masses[0];
+#pragma unroll
+    for (int j = 1; j < kThreadBuckets; j++)
+      if (bucket == j - 1 && before + mass <= target) before += mass, mass = masses[j], bucket = j;
+    found()[0] = thread_index() * kThreadBuckets + bucket, found()[1] = before, found()[2] = mass;
   }
 
   // Of tokens that all have this distance, and `mass` together, as many as reach `needed`.
@@ -324,41 +341,58 @@ class Draw {
 
   MONOLANE_DEVICE static int bit_width(uint32_t v) { return 32 - ptx::leading_zeros(v); }
 
-  // The mass of all blocks' tokens at distances [low, limit), in buckets of 2^shift distances; each thread gets those of a few.
-  MONOLANE_DEVICE void add_up(uint32_t low, uint32_t limit, int shift, bool by_weight, uint64_t (&masses)[kThreadBuckets]) {
+  // The mass of all blocks' tokens at distances [low, limit), in buckets of 2^shift distances, and in the last bucket those up to `end`; each
+  // thread gets the sums of a few.
+  MONOLANE_DEVICE void add_up(uint32_t low, uint32_t limit, uint32_t end, int shift, bool by_weight, bool few, uint64_t (&masses)[kThreadBuckets]) {
     uint64_t* buckets = sampling::buckets();
     const uint32_t round = shared::flags()->histograms;
-    for (int b = thread_index(); b < kBuckets; b += kConsumers) buckets[b] = 0;
-    sync_consumers();
-    if (thread_index() == 0) shared::flags()->histograms = round + 1;
+    uint64_t *totals = monolane_launch.histograms + round % kHistograms * kBuckets, *next = monolane_launch.histograms + (round + 1) % kHistograms * kBuckets;
+    for (int b = worker_index() + kWorkers * thread_index(); b < kBuckets; b += kWorkers * kConsumers) ptx::store_relaxed(&next[b], 0);
+    if (!few) {
+      for (int b = thread_index(); b < kBuckets; b += kConsumers) buckets[b] = 0;
+      sync_consumers();
+    }
+    uint64_t beyond = 0;
 #pragma unroll 1
     for (int i = thread_index(); i < own_.count; i += kConsumers) {
       const uint32_t distance = distance_[i];
-      if (distance >= low && distance < limit) ptx::add_shared64(&buckets[(distance - low) >> shift], by_weight ? weight(distance) : 1);
+      if (distance < low || distance >= end) continue;
+      const uint64_t mass = by_weight ? weight(distance) : 1;
+      const uint32_t bucket = (distance - low) >> shift;
+      if (distance >= limit)
+        beyond += mass;
+      else if (few)
+        ptx::add_global(&totals[bucket], mass);
+      else
+        ptx::add_shared64(&buckets[bucket], mass);
     }
-    sync_consumers();
-    uint64_t* totals = monolane_launch.histograms + round % kHistograms * kBuckets;
-    for (int b = thread_index(); b < kBuckets; b += kConsumers)
-      if (buckets[b]) ptx::add_global(&totals[b], buckets[b]);
-    uint64_t* next = monolane_launch.histograms + (round + 1) % kHistograms * kBuckets;
-    for (int b = worker_index() + kWorkers * thread_index(); b < kBuckets; b += kWorkers * kConsumers) ptx::store_relaxed(&next[b], 0);
+    if (!few) {
+#pragma unroll 1
+      for (int mask = 16; mask; mask >>= 1) beyond += ptx::shuffle_xor(beyond, mask);
+      if (lane_index() == 0 && beyond) ptx::add_shared64(&buckets[kBuckets - 1], beyond);
+      sync_consumers();
+      for (int b = thread_index(); b < kBuckets; b += kConsumers)
+        if (buckets[b]) ptx::add_global(&totals[b], buckets[b]);
+    }
     grid_barrier();
+    if (thread_index() == 0) shared::flags()->histograms = round + 1;  // before the next round there are barriers
 #pragma unroll
     for (int j = 0; j < kThreadBuckets; j++) masses[j] = ptx::load_relaxed(&totals[thread_index() * kThreadBuckets + j]);
   }
 
   // The token that a random number falls on, among those that are kept. A thread has a run of the block's tokens here, in order of id.
   MONOLANE_DEVICE uint32_t find(const Cutoff& cutoff, uint64_t random) {
-    const int run = divide_up(own_.count, kConsumers), first = min(thread_index() * run, own_.count), end = min(first + run, own_.count);
+    const int length = divide_up(own_.count, kConsumers), first = min(thread_index() * length, own_.count);
     const bool some = cutoff.kept != kAll;  // and not all of those at the last distance
-    Equals equals{some ? 0 : own_.count};
-    uint64_t sum = sum_of(first, end, cutoff, equals);
+    Run run{distance_ + first, min(length, own_.count - first), cutoff.distance, some ? 0 : own_.count};
+    uint64_t sum = sum_until(run, kAll).sum;
     Prefix own = prefix_of_block(sum);
-    if (thread_index() == 0) publish64(monolane_launch.kept + 3 * worker_index(), own.total, step_);
-    uint64_t share = thread_index() < kWorkers ? await64(monolane_launch.kept + 3 * thread_index(), step_) : 0;
+    if (thread_index() == 0) publish64(kept_of(worker_index()), own.total, step_);
+    uint64_t share = thread_index() < kWorkers ? await64(kept_of(thread_index()), step_) : 0;
     if (some) {
-      share += share_equals(first, end, cutoff, equals) * drawable(cutoff.distance);
-      sum = sum_of(first, end, cutoff, equals);
+      const uint64_t weighs = weight(cutoff.distance);
+      share += share_equals(cutoff, run) * (weighs < how_.min_weight ? 0 : weighs);
+      sum = sum_until(run, kAll).sum;
       own = prefix_of_block(sum);
     }
     const Prefix shares = prefix_of_block(share);
@@ -366,54 +400,56 @@ class Draw {
     if (shares.passes(target, share)) found()[0] = thread_index(), found()[1] = target - shares.before;
     sync_consumers();
     const uint64_t within = found()[1];
-    if (found()[0] == static_cast<uint64_t>(worker_index()) && own.passes(within, sum)) publish_token(first, end, cutoff, equals, within - own.before);
+    if (found()[0] == static_cast<uint64_t>(worker_index()) && own.passes(within, sum)) {
+      const uint64_t token = own_.first + first + sum_until(run, within - own.before).count;
+      ptx::store_relaxed(monolane_launch.drawn, token << 32 | step_);
+    }
     return await_wide_word(monolane_launch.drawn, step_);
   }
 
-  // Which tokens at the last distance a thread keeps: those that come after `before` others of the block, while there are fewer than `kept`.
-  struct Equals {
-    int kept, before = 0;
+  MONOLANE_DEVICE static uint64_t* kept_of(int worker) { return monolane_launch.kept + 3 * worker; }
+
+  // A thread's tokens in order of id. Those before the last distance are kept; of those that have it, the ones that come after fewer than
+  // `equals_kept` others of the block.
+  struct Run {
+    const uint32_t* distances;
+    int count;
+    uint32_t last;
+    int equals_kept, equals_before = 0;
   };
-
-  // What is left of a token's weight; `equal` counts those at the last distance.
-  MONOLANE_DEVICE uint64_t kept(int i, const Cutoff& cutoff, const Equals& equals, int& equal) const {
-    const uint32_t distance = distance_[i];
-    const bool keeps = distance < cutoff.distance || (distance == cutoff.distance && equal++ < equals.kept);
-    return keeps ? drawable(distance) : 0;
-  }
-  MONOLANE_DEVICE uint64_t sum_of(int first, int end, const Cutoff& cutoff, const Equals& equals) const {
+  // The weight of the first tokens of a run that are kept, and how many tokens that are: as many as weigh no more than `target`.
+  struct Sum {
+    uint64_t sum;
+    int count;
+  };
+  MONOLANE_APART static Sum sum_until(Run run, uint64_t target) {
+    const Sampling& how = monolane_launch.request.sampling;
     uint64_t sum = 0;
-    int equal = equals.before;
+    int i = 0;
 #pragma unroll 1
-    for (int i = first; i < end; i++) sum += kept(i, cutoff, equals, equal);
-    return sum;
-  }
-  MONOLANE_DEVICE void publish_token(int first, int end, const Cutoff& cutoff, const Equals& equals, uint64_t target) const {
-    int equal = equals.before, i = first;
-#pragma unroll 1
-    for (uint64_t next; i < end - 1 && (next = kept(i, cutoff, equals, equal)) <= target; i++) target -= next;
-    ptx::store_relaxed(monolane_launch.drawn, static_cast<uint64_t>(own_.first + i) << 32 | step_);
+    for (; i < run.count; i++) {
+      const uint32_t distance = run.distances[i];
+      const bool keeps = distance < run.last || (distance == run.last && run.equals_before++ < run.equals_kept);
+      const uint64_t own = keeps ? weight_of(distance, static_cast<uint32_t>(how.rate)) : 0;
+      if (own < how.min_weight) continue;
+      if (sum + own > target) break;
+      sum += own;
+    }
+    return {sum, i};
   }
 
-  // By min-p.
-  MONOLANE_DEVICE uint64_t drawable(uint32_t distance) const {
-    const uint64_t own = weight(distance);
-    return own >= how_.min_weight ? own : 0;
-  }
-
-  // Tokens at the last distance are kept in order of id, so the blocks have their share of them in order, too. Returns how many the block
-  // keeps whose number is this thread's.
-  MONOLANE_DEVICE uint64_t share_equals(int first, int end, const Cutoff& cutoff, Equals& equals) {
+  // How many of each block's tokens have the last distance: they are kept in order of id, so the blocks have their share of them in order, too.
+  // Returns how many the block keeps whose number is this thread's.
+  MONOLANE_DEVICE uint64_t share_equals(const Cutoff& cutoff, Run& run) const {
     uint64_t equal = 0;
-    for (int i = first; i < end; i++) equal += distance_[i] == cutoff.distance;
+    for (int i = 0; i < run.count; i++) equal += run.distances[i] == cutoff.distance;
     const Prefix own = prefix_of_block(equal);
-    if (thread_index() == 0) ptx::store_relaxed(monolane_launch.kept + 3 * worker_index() + 2, own.total << 32 | step_);
-    const uint64_t theirs = thread_index() < kWorkers ? await_wide_word(monolane_launch.kept + 3 * thread_index() + 2, step_) : 0;
-    const uint64_t before = prefix_of_block(theirs).before;
-    const uint64_t kept = min(theirs, cutoff.kept - min(cutoff.kept, before));
+    if (thread_index() == 0) ptx::store_relaxed(kept_of(worker_index()) + 2, own.total << 32 | step_);
+    const uint64_t theirs = thread_index() < kWorkers ? await_wide_word(kept_of(thread_index()) + 2, step_) : 0;
+    const uint64_t before = prefix_of_block(theirs).before, kept = min(theirs, cutoff.kept - min(cutoff.kept, before));
     if (thread_index() == worker_index()) found()[0] = kept;
     sync_consumers();
-    equals = {static_cast<int>(found()[0]), static_cast<int>(own.before)};
+    run.equals_kept = static_cast<int>(found()[0]), run.equals_before = static_cast<int>(own.before);
     return kept;
   }
 
@@ -445,7 +481,11 @@ class Logprobs {
     const int64_t top = score_of(best);
     Report* mine = report_of(worker_index());
     uint64_t sum = 0;
-    each_logit(own_, [&](int, float logit) { sum += weight_of(static_cast<uint32_t>(top - to_score(logit)), static_cast<uint32_t>(kUnitRate)); });
+#pragma unroll 1
+    for (int i = thread_index(); i < own_.count; i += kConsumers) {
+      const float logit = monolane_launch.logits[own_.first + i];
+      sum += weight_of(static_cast<uint32_t>(top - to_score(logit)), static_cast<uint32_t>(kUnitRate));
+    }
     sum = prefix_of_block(sum).total;
     const uint32_t count = publish_likeliest(mine, threshold);
     if (thread_index() == 0) {
@@ -469,10 +509,11 @@ class Logprobs {
     int count = 0;
     for (; count < wanted_; count++) {
       uint64_t next = 0;
-      each_logit(own_, [&](int i, float logit) {
-        const uint64_t rank = rank_of(logit, own_.first + i);
+#pragma unroll 1
+      for (int i = thread_index(); i < own_.count; i += kConsumers) {
+        const uint64_t rank = rank_of(monolane_launch.logits[own_.first + i], own_.first + i);
         if (rank < below) next = max(next, rank);
-      });
+      }
       next = highest_of_block(next);
       if (!next || next < threshold) break;
       if (thread_index() == 0) publish64(mine->ranks + 2 * count, next, step_);
