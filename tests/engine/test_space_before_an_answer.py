@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_llm import FakeTarget, fake_model
 from transformers import LlamaTokenizer
 
 import monolane.target
+from fake_llm import FakeTarget, fake_model
 from monolane import LLM, SamplingParams
 from monolane.engine.result import Completion
 from monolane.model.chat import ChatTemplate
@@ -96,9 +96,7 @@ def test_the_space_is_part_of_the_answer(pair: Pair, monkeypatch: pytest.MonkeyP
     assert answer.text == pair.difference(pair.ours.encode("The big dog"), list(answer.token_ids))
 
 
-def test_a_text_that_begins_with_the_answer_has_no_space_before_it(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_begins_with_the_answer_has_no_space_before_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty prompt is the token with which a text begins, and that says nothing."""
     answer = asked(pair, "", "The big dog", monkeypatch, logprobs=0)
     assert answer.text == "The big dog"
