@@ -11,7 +11,7 @@ from monolane.errors import TargetError
 from monolane.target.cuda.inspect import H200, compiled_for, plan_for
 from monolane.target.cuda.jit import compile_kernel
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'monolane[cuda]'")
+pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages")
 
 # An array that is indexed by what is known only at run time: in no registers.
 INDEXED = """
