@@ -30,8 +30,8 @@ ALL = dict.fromkeys(("h200", "b200", "b300", SMALL), tuple(SHAPES))
 CHOSEN = ALL if os.environ.get("MONOLANE_TEST_TARGETS") == "all" else FEW
 # 57 KiB for the input of its widest matrix leave no ring of the 99 KiB; nor would its 141 GB fit the memory.
 REFUSED = {(card, "llama-3.1-70b") for card in ("rtx-5080", "rtx-5090", "rtx-pro-6000")}
-# Bytes of stores. Reading a prompt may spill a little on cards and at sizes that nothing was tuned for; models whose speed
-# is measured on the H200 may not (test_cuda_cubin.py). Where setmaxnreg is ignored, SmolLM2 alone spills 168.
+# Bytes of stores. Reading a prompt may spill a little on cards and at sizes that nothing was tuned for; models whose
+# speed is measured on the H200 may not (test_cuda_cubin.py). Where setmaxnreg is ignored, SmolLM2 alone spills 168.
 MOST_SPILLED = 128
 PAIRS = [(card, name) for card, names in CHOSEN.items() for name in names if (card, name) not in REFUSED]
 
