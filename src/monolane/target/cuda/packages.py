@@ -7,7 +7,7 @@ import sys
 
 MAJOR = 13  # of CUDA: what the packages are and what a driver must know, because code of one major runs on no older one
 DRIVER = 580  # the first NVIDIA driver that knows it
-REQUIRED = (f"cuda-bindings=={MAJOR}.*", f"nvidia-cuda-nvrtc=={MAJOR}.*")  # the extra "cuda" of pyproject.toml
+REQUIRED = (f"cuda-bindings=={MAJOR}.*", f"nvidia-cuda-nvrtc=={MAJOR}.0.*")  # the extra "cuda" of pyproject.toml
 
 
 def installed() -> bool:
