@@ -3,18 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# What shows that there is an NVIDIA GPU: its tool, its driver, or the driver's library in a Linux under Windows. Then the
+# CUDA packages come along; "make GPU= serve" leaves them out.
+SIGNS := /proc/driver/nvidia/version /dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.1
+GPU := $(shell command -v nvidia-smi)$(wildcard $(SIGNS))
+INSTALLED := $(VENV)/.installed$(if $(GPU),-cuda)
+
 .PHONY: install serve test check bench report clean
 
-# The package in an environment of its own; made again whenever pyproject.toml changes.
-install: $(VENV)/.installed
+# The package in an environment of its own; made again when pyproject.toml has changed, or a GPU has come.
+install: $(INSTALLED)
 
-$(VENV)/.installed: pyproject.toml
+$(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable ".$(if $(GPU),[cuda])"
 	touch $@
 
-$(VENV)/.test: $(VENV)/.installed
+$(VENV)/.test: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[test]" # most files of torch are never imported
 	touch $@
 
@@ -28,7 +34,7 @@ check: $(VENV)/.test
 
 # Two processes share the tests (tests/conftest.py says how): most wait or compile, and leave a core idle. A GPU is not
 # shared: there, one process does everything.
-PROCESSES := $(if $(shell command -v nvidia-smi),0,2)
+PROCESSES := $(if $(GPU),0,2)
 
 test: check
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --no-loadscope-reorder

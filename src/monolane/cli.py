@@ -180,6 +180,10 @@ def inspect(
     device: options.Device = "auto",
     workers: options.Workers = None,
     context: options.Context = None,
+    card: Annotated[
+        str | None,
+        typer.Option(help="A GPU that is not here: h200, b200, rtx-5090, …", rich_help_panel=options.MACHINE),
+    ] = None,
     picture: Annotated[
         Path, typer.Option(metavar="FILE", help="Where the picture of the tapes goes (.svg, .png or .pdf).")
     ] = Path("plan.svg"),
@@ -193,16 +197,18 @@ def inspect(
     from monolane.program import inspect as program
     from monolane.progress_bar import progress_bar
     from monolane.target.cuda import inspect as cuda
+    from monolane.target.cuda.opening import unused_gpu
     from monolane.target.opening import DEVICES, choose_context, plan_for
 
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
-    card = cuda.choose_card(device, workers)
-    progress = progress_bar()
+    chosen, progress = cuda.choose_card(device, workers, card), progress_bar()
+    if chosen is None and device == "auto" and (line := unused_gpu(workers)) is not None:
+        progress.note(line)
     config = load_config(resolve(model, progress), progress)
     length = choose_context(config.context, context)
-    plan = cuda.plan_for(config, card) if card else plan_for(config, workers)
-    parts = [program.report(plan, length), *([cuda.report(plan, length, card)] if card else [])]
+    plan = cuda.plan_for(config, chosen) if chosen else plan_for(config, workers)
+    parts = [program.report(plan, length), *([cuda.report(plan, length, chosen)] if chosen else [])]
     typer.echo("\n\n".join(parts))
     program.picture(plan, picture)
     typer.echo(f"picture: {picture}", err=True)

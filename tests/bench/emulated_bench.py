@@ -50,8 +50,9 @@ def compile_emulated(source: str, _architecture: str) -> SimpleNamespace:
 class EmulatedContext(EmulatedMemory):
     """For the kernels of the bench, which come as source."""
 
-    def __init__(self, _device: object) -> None:
+    def __init__(self, device: object) -> None:
         super().__init__()
+        self.device = device
 
     def load(self, cubin: str, _shared_bytes: int) -> EmulatedKernel:
         return EmulatedKernel(cubin)

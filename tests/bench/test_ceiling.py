@@ -65,7 +65,9 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def gpu_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = pytest.importorskip("monolane.target.cuda.driver", reason="needs the cuda-bindings package")
-    device = SimpleNamespace(name="threads", processors=2, memory=1 << 30)
+    device = SimpleNamespace(
+        name="threads", processors=2, memory=1 << 30, shared_limit=227 << 10, architecture="threads"
+    )
     for room in (ceiling_gpu, ceiling_latency_gpu):
         monkeypatch.setattr(room, "compile_kernel", compile_emulated)
         monkeypatch.setattr(room, "SHARE_BYTES", 1 << 17)

@@ -13,7 +13,7 @@ from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
 from monolane.errors import ModelFileError, UsageError
-from monolane.model import template_sandbox
+from monolane.model import template_meter, template_sandbox
 from monolane.model.chat import ChatTemplate, chat_template_from_folder
 from monolane.model.data_file import DataFile
 from monolane.model.gguf_file import read_gguf
@@ -271,7 +271,7 @@ def grow(start: str, following: str) -> str:
     ],
 )
 def test_runaway_templates_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(template_meter, "MAX_SECONDS", 0.5)
     with pytest.raises(ModelFileError, match=r"out of bounds|must not|No filter named|is undefined|RecursionError"):
         ChatTemplate(source, {}).render(USER)
 

@@ -51,11 +51,12 @@ def build_emulated(
     headers: tuple[Path, ...] = jit.HEADERS,
     flags: tuple[str, ...] = (),
     traced: bool = False,
+    shared_limit: int = SHARED_LIMIT,
 ) -> Path:
     """The kernel's sources as a library for this CPU."""
     compiler = find_compiler()
     assert compiler is not None
-    source = generate(plan, SHARED_LIMIT, emulated=True, traced=traced, stall=stall)
+    source = generate(plan, shared_limit, emulated=True, traced=traced, stall=stall)
     # -O1: half the time to compile, and it is compiled more than it is run.
     return build(source, compiler, vector_level(), headers, ("-Wno-unknown-pragmas", "-O1", *flags))
 
@@ -72,11 +73,13 @@ class EmulatedTarget:
         stall: tuple[int, int, int] | None = None,
         deadline_s: float = 120.0,
         library: Path | None = None,
+        shared_limit: int = SHARED_LIMIT,
     ) -> None:
         plan = cuda_plan(config, workers)
         tape = allocate_tape(plan, weights, lambda size: np.zeros(size, np.uint8))
         pack_tape(tape, weights)
-        self._call = ctypes.CDLL(str(library or build_emulated(plan, stall))).monolane_emulate
+        library = library or build_emulated(plan, stall, shared_limit=shared_limit)
+        self._call = ctypes.CDLL(str(library)).monolane_emulate
         self._arena = HostArena()
         self.launch = model_launch(tape, context, self._arena, deadline_s)
         self._plan, self._context, self._delays = plan, context, (delay_permille, seed)

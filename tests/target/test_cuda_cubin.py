@@ -11,7 +11,10 @@ from monolane.errors import TargetError
 from monolane.target.cuda.inspect import H200, compiled_for, plan_for
 from monolane.target.cuda.jit import compile_kernel
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'monolane[cuda]'")
+pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages")
+
+# Whole; all others are compiled with two layers, for this card and for others, in test_cuda_targets.py.
+MEASURED = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-coder-1.5b", "qwen3-1.7b", "smollm2-135m", "laneformer-2b")
 
 # An array that is indexed by what is known only at run time: in no registers.
 INDEXED = """
@@ -39,7 +42,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", MEASURED)
 def test_real_models_neither_spill_nor_use_local_memory(name: str) -> None:
     """Not outside of loops either: fifty bytes there came with 43 µs of a token's 906."""
     compiled = compiled_for(plan_for(SHAPES[name], H200), H200)

@@ -11,6 +11,7 @@ import pytest
 from monolane.bench.shapes import SHAPES
 from monolane.errors import UsageError
 from monolane.target.cuda import inspect
+from monolane.target.cuda.cards import ARCHITECTURES, CARDS, Card
 from monolane.target.cuda.predict import CEILING, HANDOFF_US, predicted_us
 
 TINY = replace(
@@ -20,7 +21,9 @@ TINY = replace(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_token_takes_its_weights_and_at_most_all_hand_offs(shape: str) -> None:
-    plan = inspect.plan_for(SHAPES[shape], inspect.H200)
+    layers = min(16, SHAPES[shape].layers)
+    config = replace(SHAPES[shape], layers=layers, windows=SHAPES[shape].windows[:layers])
+    plan = inspect.plan_for(config, inspect.H200)
     weights = plan.bytes_per_token / CEILING * 1e6
     deep, shallow = (predicted_us(plan, slots) for slots in (12, 2))
     assert len(deep) == len(plan.program.stages)
@@ -37,13 +40,31 @@ def test_the_card_is_that_of_this_machine_or_an_h200(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(inspect, "find_gpu", lambda: None)
     assert inspect.choose_card("cuda", None) == inspect.H200
     assert inspect.choose_card("auto", None) is None
-    here = SimpleNamespace(name="NVIDIA H100", processors=114, shared_limit=200_000)
+    here = SimpleNamespace(name="NVIDIA H100", processors=114, shared_limit=200_000, architecture="sm_90a")
     monkeypatch.setattr(inspect, "find_gpu", lambda: here)
-    card = inspect.Card("NVIDIA H100", 114, 200_000)
+    card = Card("NVIDIA H100", 114, 200_000, "sm_90a")
     assert inspect.choose_card("cuda", None) == inspect.choose_card("auto", None) == card
     assert inspect.choose_card("auto", 2) is inspect.choose_card("cpu", None) is None
     with pytest.raises(UsageError, match="multiprocessor"):
         inspect.choose_card("cuda", 2)
+
+
+def test_a_card_that_is_not_here_can_be_named() -> None:
+    assert inspect.choose_card("auto", None, "RTX-5090") == CARDS["rtx-5090"]
+    assert {card.architecture for card in CARDS.values()} == set(ARCHITECTURES.values())
+    with pytest.raises(UsageError, match="gtx-1080") as refused:
+        inspect.choose_card("cuda", None, "gtx-1080")
+    assert "b200" in refused.value.hint
+    with pytest.raises(UsageError, match="multiprocessor"):
+        inspect.choose_card("auto", 2, "b200")
+
+
+def test_the_report_of_another_card_has_no_times_of_an_h200() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages")
+    card = CARDS["rtx-5080"]
+    report = inspect.report(inspect.plan_for(TINY, card), 1024, card)
+    assert "NVIDIA GeForce RTX 5080 (sm_120a): 84 workers, 101,376 bytes" in report
+    assert "predicted" not in report
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,11 +72,11 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = inspect.plan_for(TINY, inspect.H200)
     with pytest.raises(UsageError) as refused:
         inspect.report(plan, 1024, inspect.H200)
-    assert "monolane[cuda]" in refused.value.hint
+    assert "pip install 'cuda-bindings==" in refused.value.hint
 
 
 def test_the_report_shows_what_the_compiler_made() -> None:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages: pip install 'monolane[cuda]'")
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages")
     report = inspect.report(inspect.plan_for(TINY, inspect.H200), 1024, inspect.H200)
     for words in (
         "132 workers",

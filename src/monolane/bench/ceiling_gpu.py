@@ -160,8 +160,9 @@ class GpuReadCeiling:
     """Compiled readers over a GPU's memory; each call of ``measure`` is one fresh measurement."""
 
     def __init__(self, device: Device, ways: Sequence[Way] = WAYS) -> None:
+        ways = [way for way in ways if way.shared_bytes <= device.shared_limit]
         sources = {way: source(way) for way in ways}
-        cubins = {text: compile_kernel(text, "sm_90a").cubin for text in dict.fromkeys(sources.values())}
+        cubins = {text: compile_kernel(text, device.architecture).cubin for text in dict.fromkeys(sources.values())}
         self.memory = GpuMemory(device)
         context = self.memory.context
         most = max(way.shared_bytes for way in ways)

@@ -63,8 +63,10 @@ def expected_sum(blocks: int, rounds: int) -> int:
 
 def hand_offs(memory: GpuMemory) -> list[Wait]:
     """Tagged words and one counter, idle and with ever more copies in flight."""
-    kernel = memory.context.load(compile_kernel(source("handoff"), "sm_90a").cubin, shared_bytes(max(IN_FLIGHT)))
     blocks, context = memory.blocks, memory.context
+    device = context.device
+    fitting = [copies for copies in IN_FLIGHT if shared_bytes(copies) <= device.shared_limit]
+    kernel = context.load(compile_kernel(source("handoff"), device.architecture).cubin, shared_bytes(max(fitting)))
     cleared = {"words": 2 * 8 * blocks, "arrived": 4, "failed": 4, "sum": 8, "stamps": 5 * 8 * blocks}
     addresses = {name: context.allocate(size) for name, size in cleared.items()}
 
@@ -94,7 +96,7 @@ def hand_offs(memory: GpuMemory) -> list[Wait]:
     context.enter()
     found = []
     for what, barriers in ((HANDOFF, False), (BARRIER, True)):
-        for in_flight in (0, *IN_FLIGHT):
+        for in_flight in (0, *fitting):
             once(barriers, in_flight)
             us, speed = min(once(barriers, in_flight) for _ in range(REPEATS))
             found.append(Wait(what, in_flight * CHUNK_BYTES, us, speed))
@@ -137,7 +139,7 @@ class HostLink:
 
     def __init__(self, memory: GpuMemory) -> None:
         self._memory, context = memory, memory.context
-        self._kernel = context.load(compile_kernel(source("answer"), "sm_90a").cubin, 0)
+        self._kernel = context.load(compile_kernel(source("answer"), context.device.architecture).cubin, 0)
         lines = context.host_memory(256)  # a cache line for each word, and some between
         self._words = HostWords(c_uint32.from_address(lines), c_uint32.from_address(lines + 128))
         self._took, self._failed = context.allocate(8 * ANSWERS), context.allocate(4)

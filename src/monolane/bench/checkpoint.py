@@ -61,6 +61,7 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope.theta,
         "tie_word_embeddings": config.tied,
+        "sliding_window": None,  # where Mistral's is not told, transformers takes one of 4,096
     }
 
 

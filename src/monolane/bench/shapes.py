@@ -11,7 +11,7 @@ from monolane.errors import UsageError
 from monolane.model.config import ModelConfig, Rope
 from monolane.model.weights import Bf16Bits, expected_shapes, to_bf16
 
-_LLAMA3 = Rope(500000.0)
+_LLAMA3, _QWEN = Rope(500000.0), Rope(1e6)
 
 
 def _shape(
@@ -25,6 +25,7 @@ def _shape(
     vocab: int,
     context: int,
     rope: Rope,
+    tied: bool = True,
 ) -> ModelConfig:
     return ModelConfig(
         family=family,
@@ -41,16 +42,25 @@ def _shape(
         windows=(None,) * layers,
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
-        tied=True,
+        tied=tied,
     )
 
 
 SHAPES = {
     "llama-3.2-1b": _shape("llama", 2048, 16, 32, 8, 64, 8192, 128256, 131072, _LLAMA3),
     "llama-3.1-8b": _shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072, _LLAMA3),
-    "qwen2.5-coder-1.5b": _shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, 32768, Rope(1e6)),
-    "qwen3-1.7b": _shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, 40960, Rope(1e6)),
+    "qwen2.5-coder-1.5b": _shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, 32768, _QWEN),
+    "qwen3-1.7b": _shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, 40960, _QWEN),
     "smollm2-135m": _shape("llama", 576, 30, 9, 3, 64, 1536, 49152, 8192, Rope(1e5)),
+    "llama-3.2-3b": _shape("llama", 3072, 28, 24, 8, 128, 8192, 128256, 131072, _LLAMA3),
+    "llama-3.1-70b": _shape("llama", 8192, 80, 64, 8, 128, 28672, 128256, 131072, _LLAMA3, tied=False),
+    "mistral-7b": _shape("mistral", 4096, 32, 32, 8, 128, 14336, 32768, 32768, Rope(1e6), tied=False),
+    "qwen2.5-0.5b": _shape("qwen2", 896, 24, 14, 2, 64, 4864, 151936, 32768, _QWEN),
+    "qwen2.5-7b": _shape("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, 32768, _QWEN, tied=False),
+    "qwen3-0.6b": _shape("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, 40960, _QWEN),
+    "qwen3-4b": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 40960, _QWEN),
+    "qwen3-14b": _shape("qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960, _QWEN, tied=False),
+    "qwen3-32b": _shape("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, 40960, _QWEN, tied=False),
     # As one lane would run it. Hidden and FFN size follow from the published file sizes; rope's base is a guess.
     "laneformer-2b": replace(
         _shape("llama", 3072, 15, 32, 16, 96, 12288, 32000, 4096, Rope(1e4)),

@@ -29,6 +29,7 @@ class LLM:
     device   "auto", "cuda", "cpu" or "interpreter" (NumPy: slow, for checking)
     workers  threads of the target; None: as many as suit the machine
     context  tokens of prompt and answer together that the cache holds; None: chosen for the model
+    progress shown while it loads; None: only what should be known (such as a GPU that is not used) goes to the log
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class LLM:
         context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
+        from monolane.model.progress import LoggedNotes
         from monolane.target import open_target
 
+        progress = progress or LoggedNotes()
         self.model = _load(model, progress) if isinstance(model, str | Path) else model
         self._language = Language(self.model)
         config, weights = self.model.config, self.model.weights

@@ -11,6 +11,7 @@ class LoadProgress:
 
     def __init__(self, audience: Progress | None) -> None:
         self._audience = audience or Silent()
+        self._noted: set[str] = set()
         self.label: str | None = None  # of the work under way
         self.done_bytes = 0
         self.total_bytes = 0
@@ -24,7 +25,9 @@ class LoadProgress:
         self._audience.advance(bytes_done)
 
     def note(self, text: str) -> None:
-        self._audience.note(text)
+        if text not in self._noted:  # an engine that restarts has the same to say again
+            self._noted.add(text)
+            self._audience.note(text)
 
     def done(self) -> None:
         if self.label is not None:

@@ -35,7 +35,8 @@ def make_request(model: Model, context: int, tokens: Sequence[int], params: Samp
 
 def make_transcript(model: Model, request: Request, params: SamplingParams) -> Transcript:
     """The empty answer to a request."""
-    return Transcript(model.tokenizer.stream(), params.stop_strings, request.stop_tokens, params.logprobs is not None)
+    decoder = model.tokenizer.stream(request.tokens)
+    return Transcript(decoder, params.stop_strings, request.stop_tokens, params.logprobs is not None)
 
 
 def _room(model: Model, context: int, tokens: Sequence[int]) -> int:

@@ -25,13 +25,14 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    offset: int = 0  # characters of the answer before it
 
     @classmethod
-    def of(cls, token: Token) -> TokenLogprob:
+    def of(cls, token: Token, offset: int = 0) -> TokenLogprob:
         top = token.top
         if top and not top[-1][1] > LOWEST_LOGPROB:  # best first, so the others are fine where the last one is
             top = tuple((other, _finite(value)) for other, value in top)
-        return cls(token.id, LOWEST_LOGPROB if token.logprob is None else _finite(token.logprob), top)
+        return cls(token.id, LOWEST_LOGPROB if token.logprob is None else _finite(token.logprob), top, offset)
 
 
 def _finite(logprob: float) -> float:

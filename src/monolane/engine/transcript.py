@@ -22,6 +22,7 @@ class Transcript:
         self._decoder = decoder
         self._filter = StopFilter(stops)
         self._stop_tokens = stop_tokens
+        self._chars = 0  # that the tokens so far have completed, also those that a stop string holds back
         self.text = ""
         self.tokens: list[Token] = []
         self.logprobs: list[TokenLogprob] | None = [] if with_logprobs else None
@@ -37,20 +38,23 @@ class Transcript:
 
     def take(self, batch: Sequence[Token]) -> Delta | None:
         """What a batch adds, if anything can be shown."""
-        text, taken = "", []
+        text, taken, offsets = "", [], []
         for token in batch:
             if self.stopped or token.id in self._stop_tokens:
                 break
             taken.append(token)
-            text += self._filter.push(self._decoder.push([token.id]))
-        return self._add(text, taken)
+            offsets.append(self._chars)
+            piece = self._decoder.push([token.id])
+            self._chars += len(piece)
+            text += self._filter.push(piece)
+        return self._add(text, taken, offsets)
 
     def flush(self) -> Delta | None:
         """No more tokens: what was held back, if anything."""
         text = self._filter.push(self._decoder.flush())
-        return self._add(text + self._filter.flush(), [])
+        return self._add(text + self._filter.flush(), [], [])
 
-    def _add(self, text: str, tokens: list[Token]) -> Delta | None:
+    def _add(self, text: str, tokens: list[Token], offsets: list[int]) -> Delta | None:
         self.text += text
         self.tokens += tokens
         if not text and not tokens:
@@ -58,7 +62,7 @@ class Transcript:
         ids = tuple([token.id for token in tokens])
         if self.logprobs is None:
             return Delta(text, ids)
-        logprobs = [TokenLogprob.of(token) for token in tokens]
+        logprobs = [TokenLogprob.of(token, offset) for token, offset in zip(tokens, offsets, strict=True)]
         self.logprobs += logprobs
         return Delta(text, ids, tuple(logprobs))
 

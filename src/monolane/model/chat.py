@@ -11,7 +11,8 @@ from jinja2 import Template, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 
 from monolane.errors import ModelFileError, UsageError
-from monolane.model.template_sandbox import MAX_SOURCE, LimitError, RefusedError, Sandbox
+from monolane.model.template_meter import LimitError
+from monolane.model.template_sandbox import MAX_SOURCE, RefusedError, Sandbox
 from monolane.model.tokenizer import special_tokens_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

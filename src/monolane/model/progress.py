@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Protocol
 
 
@@ -37,6 +39,19 @@ class Silent:
 
     def done(self) -> None:
         pass
+
+
+class LoggedNotes(Silent):
+    """Progress that nobody watches, but whose notes somebody should read: in the log, which is stderr unless a program
+    says otherwise. Each is told once."""
+
+    def note(self, text: str) -> None:
+        _log_once(text)
+
+
+@cache
+def _log_once(text: str) -> None:
+    logging.getLogger("monolane").warning(text)
 
 
 @contextmanager

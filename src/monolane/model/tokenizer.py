@@ -88,9 +88,12 @@ class Tokenizer:
         stream = TokenStream(self, skip_special=skip_special)
         return stream.push(ids) + stream.flush()
 
-    def stream(self) -> TokenStream:
-        """A detokenizer for one answer; what it returns adds up to ``decode`` of all its ids."""
-        return TokenStream(self, skip_special=True)
+    def stream(self, prompt: Sequence[int] = ()) -> TokenStream:
+        """A detokenizer for the answer to a prompt; what it returns adds up to what ``decode`` of the prompt and the
+        answer has more than ``decode`` of the prompt alone."""
+        stream = TokenStream(self, skip_special=True)
+        stream.follow(prompt)
+        return stream
 
     def token_id(self, text: str) -> int | None:
         """The id of the token spelled exactly so in the vocabulary."""
@@ -155,8 +158,19 @@ class TokenStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._spaces_to_drop = tokenizer.leading_spaces_dropped
 
+    def follow(self, prompt: Sequence[int]) -> None:
+        """Go on after a prompt. Only the very first space of a whole text is the encoder's: once the prompt says
+        anything, the space before the answer is the model's own word."""
+        for token in prompt:
+            if not self._spaces_to_drop:
+                break
+            self._visible_bytes([token])
+
     def push(self, ids: Sequence[int]) -> str:
         """The text that ``ids`` complete. A character whose last bytes are still to come is held back."""
+        return self._utf8.decode(self._visible_bytes(ids))
+
+    def _visible_bytes(self, ids: Sequence[int]) -> bytes:
         tokenizer = self._tokenizer
         kept = [i for i in ids if not (self._skip_special and tokenizer.is_special(i))]
         data = b"".join([tokenizer.token_bytes(i) for i in kept])
@@ -166,7 +180,7 @@ class TokenStream:
                 self._spaces_to_drop -= 1
             else:
                 self._spaces_to_drop = 0
-        return self._utf8.decode(data)
+        return data
 
     def flush(self) -> str:
         """What is left when no more tokens come: U+FFFD for an unfinished character, usually nothing."""

@@ -52,7 +52,6 @@ class CompletionDialect:
         self._answer = answer
         self._options = options
         self._made = 0
-        self._offset = 0  # characters of the answer before the next token
         self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
         self._head["model"] = model
 
@@ -92,14 +91,9 @@ class CompletionDialect:
         if logprobs is None:
             return None
         spell = self._token_json.text
-        tokens = [spell(entry.token_id) for entry in logprobs]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
         return {
-            "tokens": tokens,
+            "tokens": [spell(entry.token_id) for entry in logprobs],
             "token_logprobs": [entry.logprob for entry in logprobs],
             "top_logprobs": [{spell(token): logprob for token, logprob in entry.top} for entry in logprobs],
-            "text_offset": offsets,
+            "text_offset": [entry.offset for entry in logprobs],
         }

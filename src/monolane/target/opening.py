@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import TYPE_CHECKING
 
 from monolane.errors import ResourceError, UsageError
 from monolane.model.cache import human_size
@@ -23,11 +24,14 @@ from monolane.target.cpu.generate import generate
 from monolane.target.cpu.memory import allocate
 from monolane.target.cpu.native import Library
 from monolane.target.cpu.runtime import CpuTarget, cache_sizes
-from monolane.target.cuda.opening import find_gpu, open_cuda, required_gpu
+from monolane.target.cuda.opening import find_gpu, open_cuda, required_gpu, unused_gpu
 from monolane.target.generate import LAYOUT
 from monolane.target.interpreter import InterpreterTarget
 from monolane.target.slots import resident_slots
 from monolane.target.structs import Entry
+
+if TYPE_CHECKING:
+    from monolane.target.cuda.driver import Device
 
 DEVICES = ("auto", "cuda", "cpu", "interpreter")
 DEFAULT_CONTEXT = 8192  # tokens, where the model allows as many and the user asks for nothing else
@@ -60,7 +64,7 @@ def open_target(
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     context = choose_context(config.context, context)
-    gpu = required_gpu() if device == "cuda" else find_gpu() if device == "auto" and workers is None else None
+    gpu = _choose_gpu(device, workers, progress)
     if gpu is not None:
         return open_cuda(config, weights, context, gpu, progress)
     require_processors(workers)
@@ -83,6 +87,16 @@ def open_target(
         progress.note(f"{plan.workers} workers share {len(cores)} cores: that is slower than one worker per core.")
     slots = resident_slots(sum(cache_sizes(plan.program, context)), machine.available_memory())
     return CpuTarget(library, tape, context, pinned, f"cpu ({plan.workers} x {level.name})", slots=slots)
+
+
+def _choose_gpu(device: str, workers: int | None, progress: Progress) -> Device | None:
+    """The GPU to run on, if any; where one is here and not used, a note says why."""
+    if device != "auto":
+        return required_gpu() if device == "cuda" else None
+    gpu = find_gpu() if workers is None else None
+    if gpu is None and (line := unused_gpu(workers)) is not None:
+        progress.note(line)
+    return gpu
 
 
 def choose_context(limit: int, asked: int | None) -> int:

@@ -11,6 +11,7 @@ from cuda.bindings import driver
 from numpy.typing import NDArray
 
 from monolane.errors import ResourceError, TargetError
+from monolane.target.cuda.cards import ARCHITECTURES
 
 
 def call(result: tuple[Any, ...]) -> Any:
@@ -36,6 +37,11 @@ class Device:
     shared_limit: int  # bytes of shared memory a block may have
     memory: int
     capability: tuple[int, int]
+
+    @property
+    def architecture(self) -> str:
+        """The machine code it runs."""
+        return ARCHITECTURES[self.capability]
 
 
 def find_device() -> Device | None:

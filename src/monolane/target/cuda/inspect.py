@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 
 from monolane.errors import UsageError
 from monolane.model.config import ModelConfig
 from monolane.program.plan import Plan
+from monolane.target.cuda import packages
+from monolane.target.cuda.cards import CARDS, Card, card_named
 from monolane.target.cuda.generate import generate, slot_bytes, slots
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.opening import cuda_plan, find_gpu
@@ -16,28 +18,22 @@ from monolane.target.cuda.predict import CEILING, HANDOFF_US, predicted_us, stag
 MEGA = 1e6
 
 
-@dataclass(frozen=True)
-class Card:
-    """What the kernel is generated for."""
-
-    name: str
-    workers: int  # streaming multiprocessors
-    shared_limit: int  # bytes of shared memory a block may have
+H200 = replace(CARDS["h200"], name="NVIDIA H200, assumed because no such GPU is here")
 
 
-H200 = Card("NVIDIA H200, assumed because no such GPU is here", 132, 232448)
-
-
-def choose_card(device: str, workers: int | None) -> Card | None:
-    """The GPU that a model would run on, an H200 where cuda is asked for and none is here; None: no GPU."""
-    if device == "cuda" and workers is not None:
+def choose_card(device: str, workers: int | None, named: str | None = None) -> Card | None:
+    """The GPU that a model would run on: the one named, or the one here, or an H200 where cuda is asked for and none is
+    here; None: no GPU."""
+    if (device == "cuda" or named is not None) and workers is not None:
         raise UsageError("A GPU has a worker per multiprocessor: their number is not chosen.", "Leave --workers out.")
+    if named is not None:
+        return card_named(named)
     if device != "cuda" and (device != "auto" or workers is not None):
         return None
     gpu = find_gpu()
     if gpu is None:
         return H200 if device == "cuda" else None
-    return Card(gpu.name, gpu.processors, gpu.shared_limit)
+    return Card(gpu.name, gpu.processors, gpu.shared_limit, gpu.architecture)
 
 
 def plan_for(config: ModelConfig, card: Card) -> Plan:
@@ -45,29 +41,25 @@ def plan_for(config: ModelConfig, card: Card) -> Plan:
 
 
 def report(plan: Plan, context: int, card: Card) -> str:
-    """The kernel's resources, its ring, and its stages with their bytes and predicted times."""
+    """The kernel's resources and its ring; for an H200, whose memory was measured, also the times of its stages."""
     compiled = compiled_for(plan, card)
     narrow, wide, _ = slots(plan, card.shared_limit)
+    workers = f"{card.workers} workers, {card.shared_limit:,} bytes of shared memory each"
     return "\n".join(
         [
-            f"{card.name}: {card.workers} workers, {card.shared_limit:,} bytes of shared memory each",
+            f"{card.name} ({card.architecture}): {workers}",
             *_resources(compiled, card),
             f"ring: {narrow} slots of {slot_bytes(plan):,} bytes when decoding, {wide} when reading a prompt",
-            "",
-            *_prediction(plan, context, narrow),
+            *(["", *_prediction(plan, context, narrow)] if "H200" in card.name else []),
         ]
     )
 
 
 def compiled_for(plan: Plan, card: Card) -> Compiled:
     """The kernel, compiled; NVRTC needs no GPU."""
-    try:
-        from cuda.bindings import nvrtc
-
-        nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:  # no bindings, or no library behind them
-        raise UsageError("The CUDA packages are not installed.", "pip install 'monolane[cuda]'") from error
-    return compile_kernel(generate(plan, card.shared_limit), "sm_90a")
+    if not packages.installed():
+        raise UsageError("The CUDA packages are not installed.", f"Install them: {packages.how_to_install()}")
+    return compile_kernel(generate(plan, card.shared_limit), card.architecture)
 
 
 def _resources(compiled: Compiled, card: Card) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from monolane.errors import TargetError
 from monolane.model.cache import atomic_write, cache_folder
+from monolane.target.cuda.packages import how_to_install
 
 HEADERS = (Path(__file__).parent / "csrc", Path(__file__).parents[1] / "csrc")
 OPTIONS = (
@@ -100,5 +101,5 @@ def _key(source: str, version: str, options: tuple[str, ...]) -> str:
 def _call(result: tuple[Any, ...]) -> Any:
     code, *values = result
     if int(code) != 0:
-        raise TargetError(f"NVRTC: {code}.", "Check the CUDA packages: pip install --upgrade 'monolane[cuda]'.")
+        raise TargetError(f"NVRTC: {code}.", f"Install the CUDA packages again: {how_to_install()}")
     return values[0] if len(values) == 1 else tuple(values)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monolane.errors import ResourceError, UnsupportedModelError, UsageError
+from monolane.errors import MonolaneError, ResourceError, UnsupportedModelError, UsageError
 from monolane.model.cache import human_size
 from monolane.model.config import ModelConfig
 from monolane.model.progress import Progress
@@ -20,9 +20,12 @@ from monolane.program.plan import Plan, make_plan
 from monolane.program.stage import Program
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
+from monolane.target.cuda import packages, presence
+from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
 from monolane.target.cuda.generate import RUN_AHEAD_BYTES, generate, residual_projection
 from monolane.target.cuda.jit import compile_kernel
 from monolane.target.cuda.launch import scratch_sizes
+from monolane.target.cuda.presence import Presence, Unreachable
 from monolane.target.generate import LAYOUT
 
 if TYPE_CHECKING:
@@ -30,35 +33,74 @@ if TYPE_CHECKING:
     from monolane.target.cuda.runtime import CudaTarget
 
 HALVED = replace(LAYOUT, name="rows8-4", halves_residual=True)
-CAPABILITY = (9, 0)  # bulk copies and barriers of copies came with Hopper
 SPARE_BYTES = 512 << 20  # of GPU memory: the driver's own, and what requests bring along
 
 
 def find_gpu() -> Device | None:
-    """The GPU, if there is one that we can use; None also where the CUDA packages are not installed."""
-    try:
-        from monolane.target.cuda.driver import find_device
-    except ImportError:
+    """The GPU, if there is one that we can use; ``unused_gpu`` says why one that is here is not."""
+    found = presence.look()
+    if found is None or _obstacle(found) is not None:
         return None
-    device = find_device()
-    return device if device and device.capability == CAPABILITY else None
+    from monolane.target.cuda.driver import find_device
+
+    return find_device()
 
 
 def required_gpu() -> Device:
     """The GPU, or an error that says what is missing."""
-    try:
-        from monolane.target.cuda.driver import find_device
-    except ImportError as error:
-        raise UsageError("The CUDA packages are not installed.", "pip install 'monolane[cuda]'") from error
-    device = find_device()
-    if device is None:
+    found = presence.look()
+    if found is not None and (error := _obstacle(found)) is not None:
+        raise error
+    if (device := find_gpu()) is None:
         raise UsageError("There is no NVIDIA GPU, or no driver for it.", "Use device='cpu'.")
-    if device.capability != CAPABILITY:
-        version = ".".join(map(str, device.capability))
-        raise UnsupportedModelError(
-            f"{device.name} has compute capability {version}; the kernel needs 9.0 (H100, H200).", "Use device='cpu'."
-        )
     return device
+
+
+def unused_gpu(workers: int | None) -> str | None:
+    """One line for people where the CPU is about to be used though there is a GPU: why, and what to do about it."""
+    found = presence.look()
+    if found is None:
+        return None
+    error = _obstacle(found)
+    if error is None and workers is not None:
+        return f"{_name(found)} is not used: workers are threads of the CPU. Leave --workers (workers=) out to use it."
+    return f"{error.message} Running on the CPU. {error.hint}" if error else None
+
+
+def _obstacle(found: Presence | Unreachable) -> MonolaneError | None:
+    """What keeps us from using the GPU that is here."""
+    if isinstance(found, Unreachable):
+        return UsageError(
+            f"{_name(found)} cannot be used: {found.reason}.",
+            "The command nvidia-smi should list it; a container must be started with it (--gpus all).",
+        )
+    if found.capability not in ARCHITECTURES:
+        capabilities = ", ".join(_dotted(known) for known in ARCHITECTURES)
+        return UnsupportedModelError(
+            f"{found.name} cannot be used: it has compute capability {_dotted(found.capability)}, and the kernel needs "
+            f"one of {capabilities}.",
+            f"These are {SUPPORTED}.",
+        )
+    if found.cuda < (packages.MAJOR, 0):
+        return UsageError(
+            f"{found.name} cannot be used: its driver knows CUDA {_dotted(found.cuda)}, and the kernel needs "
+            f"{packages.MAJOR}.0.",
+            f"Update the NVIDIA driver to version {packages.DRIVER} or later.",
+        )
+    if not packages.installed():
+        return UsageError(
+            f"{found.name} cannot be used: the CUDA packages are not installed.",
+            f"Install them: {packages.how_to_install()}",
+        )
+    return None
+
+
+def _name(found: Presence | Unreachable) -> str:
+    return found.name if isinstance(found, Presence) else "The NVIDIA GPU of this machine"
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def cuda_plan(config: ModelConfig, workers: int) -> Plan:
@@ -90,6 +132,11 @@ def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Devic
     from monolane.target.cuda.driver import Context
     from monolane.target.cuda.runtime import CudaTarget
 
+    if device.capability != TRIED:
+        progress.note(
+            f"Untried on this GPU: {device.name} ({device.architecture}). The kernel is compiled for it, but has only "
+            "run on an H200 so far; device='cpu' (--device cpu) leaves it alone."
+        )
     plan = cuda_plan(config, device.processors)
     source = generate(plan, device.shared_limit)
     gpu = Context(device)
@@ -101,12 +148,12 @@ def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Devic
             "Use a smaller model or context, or free the GPU's memory.",
         )
     with ThreadPoolExecutor(1) as compiler:
-        compiled = compiler.submit(compile_kernel, source, "sm_90a")
+        compiled = compiler.submit(compile_kernel, source, device.architecture)
         tape = load_tape(plan, weights, lambda size: np.zeros(size, np.uint8), progress)
         kernel = gpu.load(compiled.result().cubin, device.shared_limit)
 
     def traced() -> Kernel:
         with_stamps = generate(plan, device.shared_limit, traced=True)
-        return gpu.load(compile_kernel(with_stamps, "sm_90a").cubin, device.shared_limit)
+        return gpu.load(compile_kernel(with_stamps, device.architecture).cubin, device.shared_limit)
 
     return CudaTarget(gpu, kernel, tape, context, traced)
