@@ -1,4 +1,4 @@
-"""What memory may hold before a kernel has written it: numbers that are none, with tags that steps to come will have."""
+"""What memory may hold before a kernel has written it: NaN, with tags that steps to come will have."""
 
 from __future__ import annotations
 

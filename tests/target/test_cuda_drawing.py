@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -73,8 +72,8 @@ LOGITS = {"flat": (3001, 1.0), "peaked": (3001, 12.0), "seven different ones": (
 
 
 @pytest.fixture(scope="module", params=LOGITS)
-def target(request: pytest.FixtureRequest) -> Iterator[EmulatedTarget]:
-    yield EmulatedTarget(TINY, FewRows(TINY, *LOGITS[request.param]), 5, context=64)
+def target(request: pytest.FixtureRequest) -> EmulatedTarget:
+    return EmulatedTarget(TINY, FewRows(TINY, *LOGITS[request.param]), 5, context=64)
 
 
 def check(target: EmulatedTarget, config: ModelConfig, sampling: Sampling, prompt: list[int], logprobs: int) -> None:

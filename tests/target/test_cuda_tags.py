@@ -1,5 +1,5 @@
-"""Tags that run out: in the emulation they have so few bits that every pass or two begins anew; on a GPU, where steps of
-a long prompt pass 65,536."""
+"""Tags that run out: in the emulation they have so few bits that every pass or two begins anew; on a GPU, where a long
+prompt has more than 65,536 steps."""
 
 from __future__ import annotations
 
