@@ -18,6 +18,7 @@ def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str
     lines = [
         "#include <cstdint>",
         "#define MONOLANE_DEVICE inline",
+        "#define MONOLANE_LOOP",
         f"#define MONOLANE_CACHE_BF16 {int(program.attention.cache_format == 'bf16')}",
         '#include "program.hpp"',
         '#include "request.hpp"',

@@ -1,4 +1,4 @@
-// The arithmetic of sampling, in integers: program/sample.py says why. MONOLANE_DEVICE and kPowers come from the target.
+// The arithmetic of sampling, in integers: program/sample.py says why. MONOLANE_DEVICE, MONOLANE_LOOP (do not unroll) and kPowers come from the target.
 #pragma once
 
 namespace monolane {
@@ -22,6 +22,7 @@ MONOLANE_DEVICE uint64_t weight_of(int64_t distance, uint64_t rate) {
 MONOLANE_DEVICE uint64_t random_bits(uint64_t seed, uint64_t position) {
   uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
   uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
+  MONOLANE_LOOP
   for (int round = 0; round < 10; round++) {
     const uint64_t first = uint64_t(0xD2511F53u) * c0, second = uint64_t(0xCD9E8D57u) * c2;
     const uint32_t n0 = static_cast<uint32_t>(second >> 32) ^ c1 ^ key0, n2 = static_cast<uint32_t>(first >> 32) ^ c3 ^ key1;

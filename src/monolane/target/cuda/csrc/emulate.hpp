@@ -14,6 +14,7 @@
 #include "scheduler.hpp"
 
 #define MONOLANE_DEVICE inline
+#define MONOLANE_LOOP
 #define MONOLANE_APART __attribute__((noinline))
 #define MONOLANE_KERNEL static
 #define MONOLANE_BOUNDS(threads)

@@ -334,7 +334,7 @@ class Consumer {
     const Request& request = monolane_launch.request;
     about_to_wait(kForChoice);
     const int made = now.start + now.width - static_cast<int>(request.token_count);  // before this one
-    const uint32_t token = monolane_launch.plain_greedy ? token_of(best_of_all(step_ - 1, kBest, [](int, uint64_t) {})) : choose(now.start + now.width, made, step_);
+    const uint32_t token = monolane_launch.plain_greedy ? token_of(highest_of_block(await_best(step_ - 1, kBest))) : choose(now.start + now.width, made, step_);
     if (shared::over()) return;  // whatever was chosen, it is not an answer
     if (token == kAbortToken || token == kNoToken) return end(token == kNoToken ? kNotANumber : kAborted);
     token_ = static_cast<int32_t>(token);

@@ -14,6 +14,7 @@ typedef long long int64_t;
 #define INT64_MAX 0x7fffffffffffffffLL
 
 #define MONOLANE_DEVICE __device__ __forceinline__
+#define MONOLANE_LOOP _Pragma("unroll 1")
 #define MONOLANE_APART __device__ __noinline__  // with registers of its own
 #define MONOLANE_KERNEL extern "C" __global__
 #define MONOLANE_BOUNDS(threads) __launch_bounds__(threads, 1)

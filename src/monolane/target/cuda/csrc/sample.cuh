@@ -62,6 +62,9 @@ MONOLANE_DEVICE uint64_t highest_of_block(uint64_t v) {
   return highest;
 }
 
+// The same as a function of its own, for those who are not in a hurry with the first one.
+MONOLANE_APART uint64_t highest_of_block_apart(uint64_t v) { return highest_of_block(v); }
+
 // The sums over the threads before this one, and over all of them.
 struct Prefix {
   uint64_t before, total;
@@ -69,7 +72,7 @@ struct Prefix {
   MONOLANE_DEVICE bool passes(uint64_t target, uint64_t own) const { return before <= target && target < before + own; }
 };
 MONOLANE_DEVICE uint64_t running_sum_of_warp(uint64_t v) {
-#pragma unroll 1
+MONOLANE_LOOP
   for (int delta = 1; delta < 32; delta <<= 1) {
     const uint64_t lower = ptx::shuffle_up(v, delta);
     if (lane_index() >= delta) v += lower;
@@ -82,7 +85,7 @@ MONOLANE_APART Prefix prefix_of_block(uint64_t own) {
   if (lane_index() == 31) shared::reduce64()[warp_index()] = sum;
   sync_consumers();
   Prefix prefix{sum - own, 0};
-#pragma unroll 1
+MONOLANE_LOOP
   for (int w = 0; w < kConsumerWarps; w++) {
     const uint64_t theirs = shared::reduce64()[w];
     if (w < warp_index()) prefix.before += theirs;
@@ -104,6 +107,8 @@ MONOLANE_DEVICE uint64_t await64(const uint64_t* from, uint32_t step) {
   return high << 32 | low;
 }
 
+static_assert(kWorkers <= kConsumers, "a block has a thread for every block");
+
 // Of each block: the rank of its best token, with penalties and biases; and, for logprobs, by its logits alone.
 enum Choice { kBest, kLikeliest, kChoices };
 MONOLANE_DEVICE uint64_t* choice_of(int worker, Choice which) { return monolane_launch.choices + 2 * (kChoices * worker + which); }
@@ -113,17 +118,8 @@ MONOLANE_DEVICE void publish_best(uint64_t rank, uint32_t step, Choice which = k
   if (thread_index() == 0) publish64(choice_of(worker_index(), which), rank, step);
 }
 
-// `use(worker, rank)` is called once for each block. Returns the best of all.
-template <class Use>
-MONOLANE_DEVICE uint64_t best_of_all(uint32_t step, Choice which, Use use) {
-  uint64_t best = 0;
-  for (int w = thread_index(); w < kWorkers; w += kConsumers) {
-    const uint64_t theirs = await64(choice_of(w, which), step);
-    use(w, theirs);
-    best = theirs > best ? theirs : best;
-  }
-  return highest_of_block(best);
-}
+// What the block has published whose number is this thread's; 0 where there is none.
+MONOLANE_DEVICE uint64_t await_best(uint32_t step, Choice which) { return thread_index() < kWorkers ? await64(choice_of(thread_index(), which), step) : 0; }
 
 // --- a block's own tokens ---
 
@@ -131,7 +127,7 @@ constexpr int kBucketBits = 10, kBuckets = 1 << kBucketBits;
 constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
 constexpr int kPowersBytes = 256 * 8, kSampleBytes = kPowersBytes + round_up(kWorkers * 8, 128);
 static_assert(kSampleBytes <= kXBytes && kBuckets * 8 <= kBatchSums * 4, "the scratch of sampling does not fit");
-static_assert(kWorkers <= kConsumers, "a block has a thread for every block");
+static_assert(kConsumers == 256, "a thread for every power");
 
 // This block's tokens: its rows of the head.
 struct OwnTokens {
@@ -157,7 +153,7 @@ MONOLANE_DEVICE void keep_logit(int local, int token, float logit) {
 template <class Use>
 MONOLANE_DEVICE void each_logit(const OwnTokens& own, Use use) {
   const float* logits = kLogitsFit ? shared::at<float>(kLogitsOffset) : monolane_launch.logits + own.first;
-#pragma unroll 1
+MONOLANE_LOOP
   for (int i = thread_index(); i < own.count; i += kConsumers) use(i, logits[i]);
 }
 
@@ -176,7 +172,12 @@ MONOLANE_APART void note_prompt() {
   sync_consumers();
 }
 
-MONOLANE_DEVICE int64_t adjusted(float logit, uint32_t token) {
+MONOLANE_APART void note_token(uint32_t token) {
+  TokenUse& used = monolane_launch.used[token];
+  if (thread_index() == 0 && own_tokens().has(token)) used.count = (used.count | kSeen) + 1;
+}
+
+MONOLANE_APART int64_t adjusted(float logit, uint32_t token) {
   const TokenUse used = monolane_launch.used[token];
   const int64_t score = to_score(logit);
   return (used.count ? penalised(score, used.count & (kSeen - 1), monolane_launch.request.sampling) : score) + used.bias;
@@ -250,7 +251,7 @@ class Draw {
   MONOLANE_DEVICE uint32_t token(int64_t position) {
     const bool top_k = how_.top_k && how_.top_k < kVocab, top_p = !(how_.top_p >> kShareBits);
     Cutoff cutoff = first_beyond(kWeightBits + 1) - 1;
-#pragma unroll 1
+MONOLANE_LOOP
     for (int by_weight = !top_k; by_weight <= top_p; by_weight++) cutoff = cut(cutoff, by_weight);
     return find(cutoff, random_bits(how_.seed, static_cast<uint64_t>(position)));
   }
@@ -293,7 +294,7 @@ class Draw {
     int shift = max(bit_width(limit + limit / (kBuckets / 2)) - kBucketBits, 0);  // the last bucket is for what lies beyond
     bool few = by_weight && so_far.distance < first_beyond(kWeightBits + 1) - 1 && !so_far.dropped && how_.top_k <= static_cast<int>(kFewTokens);
     uint64_t left = 0;
-#pragma unroll 1
+MONOLANE_LOOP
     for (bool first = true;; first = false) {
       uint64_t masses[kThreadBuckets], own = 0;
       add_up(low, limit, end, shift, by_weight, few, masses);
@@ -332,7 +333,7 @@ class Draw {
   }
 
   // Of tokens that all have this distance, and `mass` together, as many as reach `needed`.
-  MONOLANE_DEVICE static Cutoff among_equals(uint32_t distance, uint64_t mass, uint64_t needed, uint64_t each) {
+  MONOLANE_APART static Cutoff among_equals(uint32_t distance, uint64_t mass, uint64_t needed, uint64_t each) {
     Cutoff cutoff = distance;
     const uint64_t equals = mass / each, kept = needed ? (needed + each - 1) / each : 1;
     if (kept < equals) cutoff.kept = kept, cutoff.dropped = equals - kept;
@@ -347,13 +348,15 @@ class Draw {
     uint64_t* buckets = sampling::buckets();
     const uint32_t round = shared::flags()->histograms;
     uint64_t *totals = monolane_launch.histograms + round % kHistograms * kBuckets, *next = monolane_launch.histograms + (round + 1) % kHistograms * kBuckets;
+MONOLANE_LOOP
     for (int b = worker_index() + kWorkers * thread_index(); b < kBuckets; b += kWorkers * kConsumers) ptx::store_relaxed(&next[b], 0);
     if (!few) {
+MONOLANE_LOOP
       for (int b = thread_index(); b < kBuckets; b += kConsumers) buckets[b] = 0;
       sync_consumers();
     }
     uint64_t beyond = 0;
-#pragma unroll 1
+MONOLANE_LOOP
     for (int i = thread_index(); i < own_.count; i += kConsumers) {
       const uint32_t distance = distance_[i];
       if (distance < low || distance >= end) continue;
@@ -367,10 +370,11 @@ class Draw {
         ptx::add_shared64(&buckets[bucket], mass);
     }
     if (!few) {
-#pragma unroll 1
+MONOLANE_LOOP
       for (int mask = 16; mask; mask >>= 1) beyond += ptx::shuffle_xor(beyond, mask);
       if (lane_index() == 0 && beyond) ptx::add_shared64(&buckets[kBuckets - 1], beyond);
       sync_consumers();
+MONOLANE_LOOP
       for (int b = thread_index(); b < kBuckets; b += kConsumers)
         if (buckets[b]) ptx::add_global(&totals[b], buckets[b]);
     }
@@ -391,7 +395,9 @@ class Draw {
     uint64_t share = thread_index() < kWorkers ? await64(kept_of(thread_index()), step_) : 0;
     if (some) {
       const uint64_t weighs = weight(cutoff.distance);
-      share += share_equals(cutoff, run) * (weighs < how_.min_weight ? 0 : weighs);
+      const Shared equals = share_equals(cutoff.kept, run, step_);
+      run.equals_kept = equals.equals_kept, run.equals_before = equals.equals_before;
+      share += equals.kept * (weighs < how_.min_weight ? 0 : weighs);
       sum = sum_until(run, kAll).sum;
       own = prefix_of_block(sum);
     }
@@ -426,7 +432,7 @@ class Draw {
     const Sampling& how = monolane_launch.request.sampling;
     uint64_t sum = 0;
     int i = 0;
-#pragma unroll 1
+MONOLANE_LOOP
     for (; i < run.count; i++) {
       const uint32_t distance = run.distances[i];
       const bool keeps = distance < run.last || (distance == run.last && run.equals_before++ < run.equals_kept);
@@ -439,18 +445,22 @@ class Draw {
   }
 
   // How many of each block's tokens have the last distance: they are kept in order of id, so the blocks have their share of them in order, too.
-  // Returns how many the block keeps whose number is this thread's.
-  MONOLANE_DEVICE uint64_t share_equals(const Cutoff& cutoff, Run& run) const {
+  // Returns how many the block keeps whose number is this thread's, how many this block keeps, and how many come before this thread's.
+  struct Shared {
+    uint64_t kept;
+    int equals_kept, equals_before;
+  };
+  MONOLANE_APART static Shared share_equals(uint64_t kept_in_all, Run run, uint32_t step) {
     uint64_t equal = 0;
-    for (int i = 0; i < run.count; i++) equal += run.distances[i] == cutoff.distance;
+MONOLANE_LOOP
+    for (int i = 0; i < run.count; i++) equal += run.distances[i] == run.last;
     const Prefix own = prefix_of_block(equal);
-    if (thread_index() == 0) ptx::store_relaxed(kept_of(worker_index()) + 2, own.total << 32 | step_);
-    const uint64_t theirs = thread_index() < kWorkers ? await_wide_word(kept_of(thread_index()) + 2, step_) : 0;
-    const uint64_t before = prefix_of_block(theirs).before, kept = min(theirs, cutoff.kept - min(cutoff.kept, before));
+    if (thread_index() == 0) ptx::store_relaxed(kept_of(worker_index()) + 2, own.total << 32 | step);
+    const uint64_t theirs = thread_index() < kWorkers ? await_wide_word(kept_of(thread_index()) + 2, step) : 0;
+    const uint64_t before = prefix_of_block(theirs).before, kept = min(theirs, kept_in_all - min(kept_in_all, before));
     if (thread_index() == worker_index()) found()[0] = kept;
     sync_consumers();
-    run.equals_kept = static_cast<int>(found()[0]), run.equals_before = static_cast<int>(own.before);
-    return kept;
+    return {kept, static_cast<int>(found()[0]), static_cast<int>(own.before)};
   }
 
   const Sampling& how_;
@@ -476,12 +486,14 @@ class Logprobs {
   // `chosen`: the token that was chosen. In the first block, fills in `entry`.
   MONOLANE_DEVICE void report(uint32_t chosen, Entry* entry) {
     sync_consumers();  // the shares have been read
-    const uint64_t best = best_of_all(step_ - 1, kLikeliest, [](int w, uint64_t rank) { sampling::ranks()[w] = rank; });
+    const uint64_t theirs = await_best(step_ - 1, kLikeliest);
+    if (thread_index() < kWorkers) sampling::ranks()[thread_index()] = theirs;
+    const uint64_t best = highest_of_block_apart(theirs);
     const uint64_t threshold = wanted_ && wanted_ <= kWorkers ? nth_rank(wanted_) : 0;
     const int64_t top = score_of(best);
     Report* mine = report_of(worker_index());
     uint64_t sum = 0;
-#pragma unroll 1
+MONOLANE_LOOP
     for (int i = thread_index(); i < own_.count; i += kConsumers) {
       const float logit = monolane_launch.logits[own_.first + i];
       sum += weight_of(static_cast<uint32_t>(top - to_score(logit)), static_cast<uint32_t>(kUnitRate));
@@ -509,12 +521,12 @@ class Logprobs {
     int count = 0;
     for (; count < wanted_; count++) {
       uint64_t next = 0;
-#pragma unroll 1
+MONOLANE_LOOP
       for (int i = thread_index(); i < own_.count; i += kConsumers) {
         const uint64_t rank = rank_of(monolane_launch.logits[own_.first + i], own_.first + i);
         if (rank < below) next = max(next, rank);
       }
-      next = highest_of_block(next);
+      next = highest_of_block_apart(next);
       if (!next || next < threshold) break;
       if (thread_index() == 0) publish64(mine->ranks + 2 * count, next, step_);
       below = next;
@@ -535,10 +547,12 @@ class Logprobs {
     sum = prefix_of_block(sum).total;
     const Prefix counts = prefix_of_block(count);
     const int total = min(static_cast<int>(counts.total), kBuckets), last = min(static_cast<int>(counts.before + count), total);
+MONOLANE_LOOP
     for (int i = static_cast<int>(counts.before); i < last; i++) ranks[i] = await64(report_of(thread_index())->ranks + 2 * (i - counts.before), step_);
     sync_consumers();
     for (int i = thread_index(); i < total; i += kConsumers) {
       int higher = 0;
+MONOLANE_LOOP
       for (int j = 0; j < total; j++) higher += ranks[j] > ranks[i];
       if (higher >= wanted_) continue;
       entry->top_tokens[higher] = static_cast<int32_t>(token_of(ranks[i]));
@@ -555,15 +569,19 @@ class Logprobs {
   const uint32_t step_;
 };
 
+MONOLANE_APART void report_logprobs(uint32_t token, Entry* entry, uint32_t step) { Logprobs(step).report(token, entry); }
+
 // The token at `position`, the same for all blocks. Apart: it is long, and not on the way of a plain greedy request.
 MONOLANE_APART uint32_t choose(int64_t position, int64_t made, uint32_t step) {
   const Request& request = monolane_launch.request;
-  for (int i = thread_index(); i < 256; i += kConsumers) sampling::powers()[i] = kPowers[i];
-  const uint64_t best = best_of_all(step - 1, kBest, [](int w, uint64_t rank) { sampling::ranks()[w] = rank; });
+  sampling::powers()[thread_index()] = kPowers[thread_index()];
+  const uint64_t theirs = await_best(step - 1, kBest);
+  if (thread_index() < kWorkers) sampling::ranks()[thread_index()] = theirs;
+  const uint64_t best = highest_of_block_apart(theirs);
   if (best >= kAbortRank) return token_of(best);
   const uint32_t token = request.sampling.greedy ? token_of(best) : Draw(best, step).token(position);
-  if (request.logprobs >= 0) Logprobs(step).report(token, monolane_launch.entries + made);
-  if (monolane_launch.adjusts_scores && thread_index() == 0 && own_tokens().has(token)) monolane_launch.used[token].count = (monolane_launch.used[token].count | kSeen) + 1;
+  if (request.logprobs >= 0) report_logprobs(token, monolane_launch.entries + made, step);
+  if (monolane_launch.adjusts_scores) note_token(token);
   sync_consumers();  // the scratch is free for others
   return token;
 }
