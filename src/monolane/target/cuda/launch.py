@@ -40,7 +40,7 @@ class Outcome(Structure):
 
 
 # Words with tags, in one piece: the kernel clears it when tags run out. And what else a launch must find zeroed.
-TAGGED = ("words", "qkv_words", "parts", "masses", "choices", "kept", "drawn", "reports")
+TAGGED = ("words", "qkv_words", "parts", "masses", "choices", "kept", "drawn", "lists", "sums")
 CLEARED = (*TAGGED, "arrived", "histograms", "failed")
 _MODEL = ("tapes", "segments", "head_tiles", "table", "constants", "rotations", "keys", "values")
 _SCRATCH = ("wide", "wide_qkv", "normed", "scales", "distances", "used")
@@ -91,7 +91,8 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
         "choices": 8 * 4 * plan.workers,
         "kept": 8 * 3 * plan.workers,
         "drawn": 8,
-        "reports": 8 * (4 + 2 * MAX_LOGPROBS) * plan.workers,
+        "lists": 8 * 2 * (1 + 2 * MAX_LOGPROBS) * plan.workers,
+        "sums": 8 * (2 * plan.workers + 1),
         "arrived": 4,
         "histograms": 8 * HISTOGRAMS * BUCKETS,
         "failed": 4,

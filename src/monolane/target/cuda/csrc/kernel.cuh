@@ -93,7 +93,7 @@ class Consumer {
   }
   MONOLANE_DEVICE void renew_tags() {
     clear_words();
-    steps_before_ += step_;
+    if (thread_index() == 0) shared::flags()->steps_before += step_;
     step_ = 0;
   }
 
@@ -105,7 +105,7 @@ class Consumer {
       shared::Flags* flags = shared::flags();
       ptx::store_shared(&flags->stage, s);
       ptx::store_shared(&flags->position, now.start);
-      ptx::store_shared(&flags->step, steps_before_ + step_);
+      ptx::store_shared(&flags->step, flags->steps_before + step_);
     }
     if (s == 0 && thread_index() == 0) ptx::store_shared_release(&shared::flags()->reached, now.start);
     if (kStallWorker >= 0 && worker_index() == kStallWorker && s == kStallStage) stall();
@@ -350,8 +350,7 @@ class Consumer {
     if (thread_index() == 0) ptx::store_shared(&shared::flags()->status, status);
   }
 
-  uint32_t step_ = 0;          // the tag of what this stage publishes: 1 to kMostTags
-  uint32_t steps_before_ = 0;  // tags began anew
+  uint32_t step_ = 0;  // the tag of what this stage publishes: 1 to kMostTags
   int32_t token_ = kNone;
   int narrow_passes_ = 0;
   int position_ = static_cast<int>(monolane_launch.request.cached);

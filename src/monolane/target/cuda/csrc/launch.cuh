@@ -58,7 +58,8 @@ struct Launch {
   uint64_t* choices;    // [workers][2][2]: each worker's best token, see sample.cuh
   uint64_t* kept;       // [workers][3]: the weight of its tokens that may be drawn, those at the last distance
   uint64_t* drawn;      // the token
-  struct Report* reports;  // [workers]: for logprobs
+  struct List* lists;   // [workers][2]: its likeliest tokens, for top-k and for logprobs
+  uint64_t* sums;       // [workers][2]: its sum of weights for logprobs; and the score of the chosen token
   // Zero at launch.
   uint32_t* arrived;     // of the grid's barrier
   uint64_t* histograms;  // [kHistograms][kBuckets]
@@ -159,6 +160,7 @@ struct Flags {
   uint32_t posted, written;  // tokens that were made, and those the host has been told of
   uint32_t reached;          // the position of the pass that has begun
   uint32_t histograms;       // that were used for sampling
+  uint32_t steps_before;     // tags began anew
 };
 constexpr uint32_t kMailbox = 4;
 struct Message {

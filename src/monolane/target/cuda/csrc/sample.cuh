@@ -2,11 +2,12 @@
 // specification is program/sample.py. Integer sums do not depend on their order, so the token is the reference's, bit for bit.
 //
 //   1. Every block publishes the rank of its best token; all find the best of all. A greedy request is done.
-//   2. Top-k and top-p: the last distance (highest score - score) that is kept is found by histograms over all blocks, ten
-//      bits of the distance a round. Tokens whose weight is zero are never drawn, so distances beyond those do not matter.
+//   2. A small top-k: every block publishes its tokens that may be among those; all sort them out and draw the same one.
+//   3. A large top-k, and top-p: the last distance (highest score - score) that is kept is found by histograms over all blocks, ten
+//      or eleven bits of the distance a round. Tokens whose weight is zero are never drawn, so distances beyond those do not matter.
 //      Where a bucket has one token, or a distance several, the search is over.
-//   3. Every block publishes the weight of its tokens that are kept; all find the block that the random number falls into.
-//   4. That block finds the token and publishes it.
+//   4. Every block publishes the weight of its tokens that are kept; all find the block that the random number falls into.
+//   5. That block finds the token and publishes it.
 //
 // A token is chosen every few hundred microseconds, and by then its instructions have left the caches: what takes time is how many different ones
 // there are. So loops stay loops, and what is needed more than once is a function of its own.
@@ -72,7 +73,7 @@ struct Prefix {
   MONOLANE_DEVICE bool passes(uint64_t target, uint64_t own) const { return before <= target && target < before + own; }
 };
 MONOLANE_DEVICE uint64_t running_sum_of_warp(uint64_t v) {
-MONOLANE_LOOP
+#pragma unroll
   for (int delta = 1; delta < 32; delta <<= 1) {
     const uint64_t lower = ptx::shuffle_up(v, delta);
     if (lane_index() >= delta) v += lower;
@@ -85,7 +86,7 @@ MONOLANE_APART Prefix prefix_of_block(uint64_t own) {
   if (lane_index() == 31) shared::reduce64()[warp_index()] = sum;
   sync_consumers();
   Prefix prefix{sum - own, 0};
-MONOLANE_LOOP
+#pragma unroll
   for (int w = 0; w < kConsumerWarps; w++) {
     const uint64_t theirs = shared::reduce64()[w];
     if (w < warp_index()) prefix.before += theirs;
@@ -123,11 +124,6 @@ MONOLANE_DEVICE uint64_t await_best(uint32_t step, Choice which) { return thread
 
 // --- a block's own tokens ---
 
-constexpr int kBucketBits = 10, kBuckets = 1 << kBucketBits;
-constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
-constexpr int kPowersBytes = 256 * 8, kSampleBytes = kPowersBytes + round_up(kWorkers * 8, 128);
-static_assert(kSampleBytes <= kXBytes && kBuckets * 8 <= kBatchSums * 4, "the scratch of sampling does not fit");
-static_assert(kConsumers == 256, "a thread for every power");
 
 // This block's tokens: its rows of the head.
 struct OwnTokens {
@@ -141,9 +137,18 @@ MONOLANE_DEVICE OwnTokens own_tokens() {
 }
 constexpr int kMostTokens = kForms[kHeadForm].most_tiles * kForms[kHeadForm].tile_rows;
 
-// Logits of this block's tokens: also in shared memory, behind the input of the head, where there is room.
-constexpr int kLogitsOffset = kXOffset + kXBytes - round_up(kMostTokens * 4, 128);
-constexpr bool kLogitsFit = kLogitsOffset - kXOffset >= kPaddedCols<kHeadForm> * 2 && kLogitsOffset - kXOffset >= kSampleBytes;
+// The scratch of sampling lies in the place of inputs and sums: a table of powers; ranks; the logits of this block's tokens, behind the input that
+// they come from, if there is room; and buckets.
+constexpr int kPowersBytes = 256 * 8, kSampleBytes = kPowersBytes + round_up(kWorkers * 8, 128);
+constexpr int kLogitsOffset = kXOffset + round_up(kSampleBytes > kPaddedCols<kHeadForm> * 2 ? kSampleBytes : kPaddedCols<kHeadForm> * 2, 128);
+constexpr int kLogitsEnd = kLogitsOffset + round_up(kMostTokens * 4, 128);
+constexpr bool kLogitsFit = kLogitsEnd <= kSumsOffset;
+constexpr int kBucketsOffset = kLogitsFit ? kLogitsEnd : kXOffset + kSampleBytes;
+constexpr int kBucketBits = kResidualOffset - kBucketsOffset >= 8 << 11 ? 11 : 10, kBuckets = 1 << kBucketBits;
+constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
+static_assert(kConsumers == 256, "a thread for every power");
+static_assert(kSampleBytes <= kXBytes && kBucketsOffset + kBuckets * 8 <= kResidualOffset, "the scratch of sampling does not fit");
+
 MONOLANE_DEVICE void keep_logit(int local, int token, float logit) {
   if (kLogitsFit) shared::at<float>(kLogitsOffset)[local] = logit;
   monolane_launch.logits[token] = logit;
@@ -194,13 +199,11 @@ MONOLANE_APART uint64_t best_adjusted() {
   return best;
 }
 
-// --- scratch, in the place of inputs and sums ---
-
 namespace sampling {
 
 MONOLANE_DEVICE uint64_t* powers() { return shared::at<uint64_t>(kXOffset); }
 MONOLANE_DEVICE uint64_t* ranks() { return shared::at<uint64_t>(kXOffset + kPowersBytes); }  // [workers]: of each one's best token
-MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kSumsOffset); }            // [kBuckets]
+MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kBucketsOffset); }         // [kBuckets]
 // [this block's tokens]: highest score - score, at most what 32 bits hold: a weight is zero long before, at any temperature up to 100.
 // Where logits are in shared memory, each takes the place of its logit.
 MONOLANE_DEVICE uint32_t* distances(const OwnTokens& own) { return kLogitsFit ? shared::at<uint32_t>(kLogitsOffset) : monolane_launch.distances + own.first; }
@@ -215,7 +218,7 @@ MONOLANE_DEVICE uint64_t nth_rank(int n) {
   if (thread_index() < kWorkers) {
     const uint64_t mine = ranks[thread_index()];
     int higher = 0;
-#pragma unroll 2
+#pragma unroll 4
     for (int w = 0; w < kWorkers; w++) higher += ranks[w] > mine;
     if (higher == n - 1 && mine) found()[0] = mine;  // ranks of tokens differ
   }
@@ -224,7 +227,7 @@ MONOLANE_DEVICE uint64_t nth_rank(int n) {
 }
 
 // weight_of() of program/sample.py for distances of 32 bits, with fewer instructions: the same numbers.
-MONOLANE_APART uint64_t weight_of(uint32_t distance, uint32_t rate) {
+MONOLANE_DEVICE uint64_t weight_of(uint32_t distance, uint32_t rate) {
   const uint64_t exponent = static_cast<uint64_t>(distance) * rate;
   const uint32_t low = static_cast<uint32_t>(exponent), high = static_cast<uint32_t>(exponent >> 32), whole = high >> 4;
   const uint32_t rest = static_cast<uint32_t>(static_cast<uint64_t>(low & 0xfffffffu) * static_cast<uint32_t>(kLn2Q32) >> 36);
@@ -232,6 +235,54 @@ MONOLANE_APART uint64_t weight_of(uint32_t distance, uint32_t rate) {
   const uint32_t series = (1u << 22) - ((rest - square + 1023) >> 10);  // 1 - r + r * r / 2, in steps of 2^-22, rounded down
   const uint64_t weight = sampling::powers()[low >> 28 | (high & 15) << 4] * series >> 22;
   return whole > kWeightBits ? 0 : weight >> whole;
+}
+
+// --- the likeliest tokens of all blocks ---
+
+// What a block publishes: the ranks of its tokens that may be among them, the highest first. Words with tags.
+constexpr int kMostListed = kMaxLogprobs, kTooMany = 1 << 20;
+struct List {
+  uint64_t count, ranks[2 * kMostListed];
+};
+// Of each block, by scores, for top-k, and by the logits alone, for logprobs.
+MONOLANE_DEVICE List* list_of(int worker, Choice which) { return monolane_launch.lists + kChoices * worker + which; }
+
+// This block's tokens from `threshold` on, no more than are wanted; kTooMany if it has no room for them. `rank(i)`: of its i-th token.
+template <class Rank>
+MONOLANE_DEVICE void publish_likeliest(const OwnTokens& own, Choice which, int wanted, uint64_t threshold, uint32_t step, Rank rank) {
+  List* mine = list_of(worker_index(), which);
+  uint64_t below = kNoNumberRank;
+  int count = 0;
+MONOLANE_LOOP
+  for (; count < wanted; count++) {
+    uint64_t next = 0;
+MONOLANE_LOOP
+    for (int i = thread_index(); i < own.count; i += kConsumers) {
+      const uint64_t theirs = rank(i);
+      if (theirs < below) next = max(next, theirs);
+    }
+    next = highest_of_block_apart(next);
+    if (!next || next < threshold) break;
+    if (count == kMostListed) {
+      count = kTooMany;
+      break;
+    }
+    if (thread_index() == 0) publish64(mine->ranks + 2 * count, next, step);
+    below = next;
+  }
+  if (thread_index() == 0) ptx::store_relaxed(&mine->count, static_cast<uint64_t>(count) << 32 | step);
+}
+
+// All that was published, to `buckets`; returns how many there are, or, if they are more than there are threads, only that.
+MONOLANE_APART int collect_likeliest(Choice which, uint32_t step) {
+  const List* theirs = list_of(min(thread_index(), kWorkers - 1), which);
+  const uint64_t count = thread_index() < kWorkers ? await_wide_word(&theirs->count, step) : 0;
+  const Prefix counts = prefix_of_block(count);
+  if (counts.total > kConsumers) return kTooMany;
+MONOLANE_LOOP
+  for (int i = 0; i < static_cast<int>(min(count, uint64_t(kMostListed))); i++) sampling::buckets()[counts.before + i] = await64(theirs->ranks + 2 * i, step);
+  sync_consumers();
+  return static_cast<int>(counts.total);
 }
 
 // --- drawing ---
@@ -250,10 +301,15 @@ class Draw {
 
   MONOLANE_DEVICE uint32_t token(int64_t position) {
     const bool top_k = how_.top_k && how_.top_k < kVocab, top_p = !(how_.top_p >> kShareBits);
+    const uint64_t random = random_bits(how_.seed, static_cast<uint64_t>(position));
+    if (top_k && how_.top_k <= kWorkers) {
+      const uint32_t token = token_of_few(top_p, random);
+      if (token != kNoToken) return token;
+    }
     Cutoff cutoff = first_beyond(kWeightBits + 1) - 1;
 MONOLANE_LOOP
     for (int by_weight = !top_k; by_weight <= top_p; by_weight++) cutoff = cut(cutoff, by_weight);
-    return find(cutoff, random_bits(how_.seed, static_cast<uint64_t>(position)));
+    return find(cutoff, random);
   }
 
  private:
@@ -276,11 +332,39 @@ MONOLANE_LOOP
     return limit < 4294967040.0f ? static_cast<uint32_t>(limit) + 1 : UINT32_MAX;
   }
 
-  // Tokens before this distance are at least as many as top-k keeps, where that is known.
-  MONOLANE_DEVICE uint32_t top_k_limit() {
-    const uint64_t rank = how_.top_k <= kWorkers ? nth_rank(how_.top_k) : 0;
-    return static_cast<uint32_t>(min(rank ? top_ - score_of(rank) + 1 : int64_t(UINT32_MAX), int64_t(UINT32_MAX)));
+  // Of a top-k of no more tokens than there are blocks: the k-th best of the blocks' best tokens is a bound, and hardly more tokens are
+  // above it. A thread has one of them, and finds out what comes before it. kNoToken: they are too many.
+  MONOLANE_DEVICE uint32_t token_of_few(bool top_p, uint64_t random) {
+    publish_likeliest(own_, kBest, how_.top_k, nth_rank(how_.top_k), step_, [&](int i) { return rank_of(top_ - distance_[i], own_.first + i); });
+    const int count = collect_likeliest(kBest, step_);
+    if (count == kTooMany) return kNoToken;
+    uint64_t *ranks = sampling::buckets(), *weights = ranks + kConsumers;
+    const uint64_t rank = thread_index() < count ? ranks[thread_index()] : 0;
+    const uint32_t token = token_of(rank);
+    int higher = 0;
+#pragma unroll 4
+    for (int i = 0; i < count; i++) higher += ranks[i] > rank;
+    uint64_t own = rank && higher < how_.top_k ? weight(static_cast<uint32_t>(min(top_ - score_of(rank), static_cast<int64_t>(UINT32_MAX)))) : 0;
+    weights[thread_index()] = own;
+    const uint64_t total = prefix_of_block(own).total;
+    if (top_p) {
+      uint64_t before = 0;
+#pragma unroll 4
+      for (int i = 0; i < count; i++) before += ranks[i] > rank ? weights[i] : 0;
+      if (higher && before >= ptx::multiply_high(total, how_.top_p << 32)) own = 0;
+    }
+    if (own < how_.min_weight) own = 0;
+    sync_consumers();
+    weights[thread_index()] = own;
+    const uint64_t target = ptx::multiply_high(random, prefix_of_block(own).total);
+    uint64_t before = 0;
+#pragma unroll 4
+    for (int i = 0; i < count; i++) before += (ranks[i] & kTokenMask) > (rank & kTokenMask) ? weights[i] : 0;  // lower ids
+    if (before <= target && target < before + own) found()[0] = token;
+    sync_consumers();
+    return static_cast<uint32_t>(found()[0]);
   }
+
   // Tokens from this distance on, however many they are, weigh less than what top-p drops.
   MONOLANE_DEVICE uint32_t top_p_limit() const {
     const uint32_t dropped = static_cast<uint32_t>((uint64_t(1) << kShareBits) - how_.top_p);
@@ -290,7 +374,7 @@ MONOLANE_LOOP
   // The shortest run of tokens, in order of (distance, id), that are as many as top-k keeps, or whose weights reach top-p's share of the
   // weights of all that are kept `so_far`.
   MONOLANE_DEVICE Cutoff cut(const Cutoff& so_far, bool by_weight) {
-    uint32_t low = 0, end = so_far.distance + 1, limit = min(end, by_weight ? top_p_limit() : top_k_limit());
+    uint32_t low = 0, end = so_far.distance + 1, limit = by_weight ? min(end, top_p_limit()) : end;
     int shift = max(bit_width(limit + limit / (kBuckets / 2)) - kBucketBits, 0);  // the last bucket is for what lies beyond
     bool few = by_weight && so_far.distance < first_beyond(kWeightBits + 1) - 1 && !so_far.dropped && how_.top_k <= static_cast<int>(kFewTokens);
     uint64_t left = 0;
@@ -473,95 +557,74 @@ MONOLANE_LOOP
 
 // --- logprobs: of the model's own logits, into the host's entry ---
 
-// What a block publishes for the first block, words with tags: its sum of weights, the chosen token's score where it has that token, and its likeliest
-// tokens, the likeliest first, as far as they may be among those of all.
-struct Report {
-  uint64_t sum[2], chosen, count, ranks[2 * kMaxLogprobs];
-};
-
 class Logprobs {
  public:
   MONOLANE_DEVICE Logprobs(uint32_t step) : own_(own_tokens()), wanted_(min(monolane_launch.request.logprobs, kVocab)), step_(step) {}
 
   // `chosen`: the token that was chosen. In the first block, fills in `entry`.
   MONOLANE_DEVICE void report(uint32_t chosen, Entry* entry) {
-    sync_consumers();  // the shares have been read
+    sync_consumers();  // the ranks have been read
     const uint64_t theirs = await_best(step_ - 1, kLikeliest);
     if (thread_index() < kWorkers) sampling::ranks()[thread_index()] = theirs;
-    const uint64_t best = highest_of_block_apart(theirs);
+    const int64_t top = score_of(highest_of_block_apart(theirs));
     const uint64_t threshold = wanted_ && wanted_ <= kWorkers ? nth_rank(wanted_) : 0;
-    const int64_t top = score_of(best);
-    Report* mine = report_of(worker_index());
     uint64_t sum = 0;
 MONOLANE_LOOP
-    for (int i = thread_index(); i < own_.count; i += kConsumers) {
-      const float logit = monolane_launch.logits[own_.first + i];
-      sum += weight_of(static_cast<uint32_t>(top - to_score(logit)), static_cast<uint32_t>(kUnitRate));
-    }
+    for (int i = thread_index(); i < own_.count; i += kConsumers) sum += weight_of(static_cast<uint32_t>(top - to_score(logit(i))), static_cast<uint32_t>(kUnitRate));
     sum = prefix_of_block(sum).total;
-    const uint32_t count = publish_likeliest(mine, threshold);
     if (thread_index() == 0) {
-      publish64(mine->sum, sum, step_);
-      ptx::store_relaxed(&mine->count, static_cast<uint64_t>(count) << 32 | step_);
+      publish64(sum_of(worker_index()), sum, step_);
       if (own_.has(chosen)) {
         const uint32_t score = static_cast<uint32_t>(to_score(monolane_launch.logits[chosen]));
-        ptx::store_relaxed(&first_report()->chosen, static_cast<uint64_t>(score) << 32 | step_);
+        ptx::store_relaxed(chosen_score(), static_cast<uint64_t>(score) << 32 | step_);
       }
     }
-    if (worker_index() == 0) collect(top, entry);
+    publish_likeliest(own_, kLikeliest, wanted_, threshold, step_, [&](int i) { return rank_of(logit(i), own_.first + i); });
+    if (worker_index() == 0) write(top, entry);
   }
 
  private:
-  MONOLANE_DEVICE static Report* report_of(int worker) { return monolane_launch.reports + worker; }
-  MONOLANE_DEVICE static Report* first_report() { return report_of(0); }
+  MONOLANE_DEVICE float logit(int i) const { return monolane_launch.logits[own_.first + i]; }
+  MONOLANE_DEVICE static uint64_t* sum_of(int worker) { return monolane_launch.sums + 2 * worker; }
+  MONOLANE_DEVICE static uint64_t* chosen_score() { return sum_of(kWorkers); }
 
-  // This block's tokens from `threshold` on, no more than are wanted; returns how many.
-  MONOLANE_DEVICE uint32_t publish_likeliest(Report* mine, uint64_t threshold) {
-    uint64_t below = kNoNumberRank;
-    int count = 0;
-    for (; count < wanted_; count++) {
-      uint64_t next = 0;
-MONOLANE_LOOP
-      for (int i = thread_index(); i < own_.count; i += kConsumers) {
-        const uint64_t rank = rank_of(monolane_launch.logits[own_.first + i], own_.first + i);
-        if (rank < below) next = max(next, rank);
-      }
-      next = highest_of_block_apart(next);
-      if (!next || next < threshold) break;
-      if (thread_index() == 0) publish64(mine->ranks + 2 * count, next, step_);
-      below = next;
-    }
-    return count;
-  }
-
-  // What all blocks have published: at most as many blocks as tokens are wanted have any, and each at most as many.
-  MONOLANE_DEVICE void collect(int64_t top, Entry* entry) {
-    static_assert(kMaxLogprobs * kMaxLogprobs <= kBuckets, "the scratch has no room for so many logprobs");
-    uint64_t* ranks = sampling::buckets();
-    uint64_t sum = 0, count = 0;
-    if (thread_index() < kWorkers) {
-      const Report* theirs = report_of(thread_index());
-      sum = await64(theirs->sum, step_);
-      count = await_wide_word(&theirs->count, step_);
-    }
-    sum = prefix_of_block(sum).total;
-    const Prefix counts = prefix_of_block(count);
-    const int total = min(static_cast<int>(counts.total), kBuckets), last = min(static_cast<int>(counts.before + count), total);
-MONOLANE_LOOP
-    for (int i = static_cast<int>(counts.before); i < last; i++) ranks[i] = await64(report_of(thread_index())->ranks + 2 * (i - counts.before), step_);
-    sync_consumers();
-    for (int i = thread_index(); i < total; i += kConsumers) {
-      int higher = 0;
-MONOLANE_LOOP
-      for (int j = 0; j < total; j++) higher += ranks[j] > ranks[i];
-      if (higher >= wanted_) continue;
-      entry->top_tokens[higher] = static_cast<int32_t>(token_of(ranks[i]));
-      entry->top_distances[higher] = top - score_of(ranks[i]);
-    }
+  // By the first block. At most as many blocks as tokens are wanted have any, and each at most as many; if they are more than a block can
+  // sort at once, as where all logits are equal, it takes the first ones one after the other.
+  MONOLANE_DEVICE void write(int64_t top, Entry* entry) {
+    const uint64_t sum = prefix_of_block(thread_index() < kWorkers ? await64(sum_of(thread_index()), step_) : 0).total;
+    const int count = collect_likeliest(kLikeliest, step_);
+    if (count == kTooMany)
+      write_in_order(top, entry);
+    else
+      write_at_once(count, top, entry);
     if (thread_index() != 0) return;
     entry->total = sum;
-    entry->distance = top - static_cast<int32_t>(await_wide_word(&first_report()->chosen, step_));
+    entry->distance = top - static_cast<int32_t>(await_wide_word(chosen_score(), step_));
     entry->top_count = wanted_;
+  }
+
+  MONOLANE_DEVICE static void put(int n, uint64_t rank, int64_t top, Entry* entry) {
+    entry->top_tokens[n] = static_cast<int32_t>(token_of(rank));
+    entry->top_distances[n] = top - score_of(rank);
+  }
+  MONOLANE_DEVICE void write_at_once(int count, int64_t top, Entry* entry) const {
+    const uint64_t* ranks = sampling::buckets();
+    if (thread_index() >= count) return;
+    const uint64_t rank = ranks[thread_index()];
+    int higher = 0;
+MONOLANE_LOOP
+    for (int i = 0; i < count; i++) higher += ranks[i] > rank;
+    if (higher < wanted_) put(higher, rank, top, entry);
+  }
+  MONOLANE_DEVICE void write_in_order(int64_t top, Entry* entry) const {
+    const List* theirs = list_of(min(thread_index(), kWorkers - 1), kLikeliest);
+    const int count = thread_index() < kWorkers ? static_cast<int>(await_wide_word(&theirs->count, step_)) : 0;
+    int next = 0;
+MONOLANE_LOOP
+    for (int n = 0; n < wanted_; n++) {
+      const uint64_t mine = next < count ? await64(theirs->ranks + 2 * next, step_) : 0, highest = highest_of_block_apart(mine);
+      if (mine == highest && highest) put(n, highest, top, entry), next++;
+    }
   }
 
   const OwnTokens own_;
