@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -37,6 +37,7 @@ Stall = tuple[int, int, int]  # worker, stage, seconds
 DEVICE = os.environ.get("MONOLANE_TEST_DEVICE", "cuda")
 assert DEVICE in ("cuda", "emulated", "cpu", "compile"), DEVICE
 
+NAN_WITH_TAG = 0x7FC10003  # as two bf16: a tag, a NaN; as fp32: a NaN
 H200_PROCESSORS, H200_SHARED_LIMIT = 132, 232448  # what kernels are compiled for where there is no GPU
 
 # For a test, or as the ``pytestmark`` of a file.
@@ -80,7 +81,7 @@ def opened(
     if device == "emulated":
         target: Target = open_emulated_gpu(config, weights, context, stall)
     else:
-        with mock.patch.object(opening, "generate", partial(opening.generate, stall=stall)):
+        with mock.patch.object(opening, "generate", partial(opening.generate, stall=stall)), poisoned(device):
             target = open_target(config, weights, device=device, context=context)
     if deadline_s is not None and device != "cpu":
         set_deadline(target, deadline_s)
@@ -88,6 +89,24 @@ def opened(
         yield target
     finally:
         target.close()
+
+
+def poisoned(device: str) -> AbstractContextManager[object]:
+    """Memory of a GPU is allocated with NaN in every word, each with a tag that a step will have."""
+    if device != "cuda":
+        return nullcontext()
+    from monolane.target.cuda import driver
+
+    allocate = driver.Context.allocate
+
+    def with_poison(self: driver.Context, size: int) -> int:
+        address = allocate(self, size)
+        words = max(size, 16) // 4
+        driver.call(driver.driver.cuMemsetD32Async(address, NAN_WITH_TAG, words, self._stream))
+        driver.call(driver.driver.cuStreamSynchronize(self._stream))
+        return address
+
+    return mock.patch.object(driver.Context, "allocate", with_poison)
 
 
 def set_deadline(target: Target, seconds: float) -> None:

@@ -51,7 +51,11 @@ def sanitizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def python(sanitizer: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """This Python with ThreadSanitizer in it. It sees what the kernel's library does, and nothing of Python's own."""
-    environment = os.environ | {"LD_PRELOAD": sanitizer, "TSAN_OPTIONS": f"halt_on_error=1 exitcode={RACE}"}
+    environment = os.environ | {
+        "LD_PRELOAD": sanitizer,
+        "TSAN_OPTIONS": f"halt_on_error=1 exitcode={RACE}",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # what tests may import, it may, too
+    }
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=RUN_SECONDS, env=environment, check=False
     )

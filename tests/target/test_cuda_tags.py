@@ -25,24 +25,21 @@ def fewest_bits(case: Case) -> int:
     return len(cuda_plan(random_model(case).config, 4).program.stages).bit_length()
 
 
-def answers(case: Case, workers: int) -> list[object]:
-    """Prompts in wide passes and in narrow ones, one split of the context and many, greedy and drawn."""
+def answer(case: Case, workers: int) -> list[object]:
+    """A prompt in wide passes, tokens in narrow ones, drawn, with one split of the context and then with many."""
     model = random_model(case)
-    target = EmulatedTarget(model.config, model.weights, workers, delay_permille=20)
-    made: list[object] = [target.logits(model.tokens[:70]).tobytes()]
-    for sampling in (Sampling(), DRAWN):
-        tokens, _ = target.run(Request(model.tokens[:37], 0, 40, frozenset(), sampling, logprobs=2))
-        made.append([(token.id, token.logprob, token.top) for token in tokens])
-    return made
+    target = EmulatedTarget(model.config, model.weights, workers)
+    tokens, _ = target.run(Request(model.tokens[:29], 0, 40, frozenset(), DRAWN, logprobs=2))
+    return [(token.id, token.logprob, token.top) for token in tokens]
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=lambda case: case.name)
-def test_tags_of_few_bits_give_the_same_bits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tags_of_few_bits_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[1]  # one key/value head: a split for every worker
     monkeypatch.setattr(generate, "SPLIT_BLOCKS", 1)  # from one split to many, so that some words stay unused for long
-    expected = answers(case, 4 * case.kv_heads)
+    expected = answer(case, 5)
     for bits in (fewest_bits(case), fewest_bits(case) + 1):
         monkeypatch.setattr(generate, "TAG_BITS", bits)
-        assert answers(case, 4 * case.kv_heads) == expected
+        assert answer(case, 5) == expected
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ def test_every_worker_stamps_every_stage_in_order() -> None:
     stamps = np.zeros((PASSES, WORKERS, len(stages), 3), np.int64)
     library = build_emulated(cuda_plan(model.config, WORKERS), traced=True)
     target = EmulatedTarget(model.config, model.weights, WORKERS, library=library)
-    launch = target._launch
+    launch = target.launch
     launch.trace, launch.trace_from, launch.trace_passes = stamps.ctypes.data, 1, PASSES
     target.run(Request(model.tokens[:20], 0, PASSES + 4, frozenset(), Sampling()))
     assert (stamps[..., [0, 2]] > 0).all()

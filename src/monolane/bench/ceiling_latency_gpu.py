@@ -143,6 +143,7 @@ class HostLink:
         lines = context.host_memory(256)  # a cache line for each word, and some between
         self._words = HostWords(c_uint32.from_address(lines), c_uint32.from_address(lines + 128))
         self._took, self._failed = context.allocate(8 * ANSWERS), context.allocate(4)
+        context.clear(self._failed, 4)
         self._given = AnswerLaunch(lines, lines + 128, self._took, self._failed, int(DEADLINE_S * 1e9))
 
     def launch_us(self) -> tuple[float, float]:

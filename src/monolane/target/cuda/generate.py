@@ -16,7 +16,7 @@ UNIT_COLS = 64  # the most k of a unit: rows of activations are whole units
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may have to stream more than its equal share of a stage, to level the tapes
 TAG_BITS = 16  # of a word of activations: the other half of it
 MOST_LOGITS = 8192  # bytes of logits in shared memory
-BUCKETS, HISTOGRAMS = 2048, 3  # of sampling: the most buckets of a histogram, histograms in turn
+BUCKETS, HISTOGRAMS = 1024, 3  # of sampling: buckets of a histogram, histograms in turn
 # The cache is kept in blocks of positions; attention divides them into splits of at least so many blocks, and not into
 # more splits than there are workers for.
 BLOCK_POSITIONS = 16

@@ -4,7 +4,7 @@
 //   1. Every block publishes the rank of its best token; all find the best of all. A greedy request is done.
 //   2. A small top-k: every block publishes its tokens that may be among those; all sort them out and draw the same one.
 //   3. A large top-k, and top-p: the last distance (highest score - score) that is kept is found by histograms over all blocks, ten
-//      or eleven bits of the distance a round. Tokens whose weight is zero are never drawn, so distances beyond those do not matter.
+//      bits of the distance a round. Tokens whose weight is zero are never drawn, so distances beyond those do not matter.
 //      Where a bucket has one token, or a distance several, the search is over.
 //   4. Every block publishes the weight of its tokens that are kept; all find the block that the random number falls into.
 //   5. That block finds the token and publishes it.
@@ -144,8 +144,10 @@ constexpr int kLogitsOffset = kXOffset + round_up(kSampleBytes > kPaddedCols<kHe
 constexpr int kLogitsEnd = kLogitsOffset + round_up(kMostTokens * 4, 128);
 constexpr bool kLogitsFit = kLogitsEnd <= kSumsOffset;
 constexpr int kBucketsOffset = kLogitsFit ? kLogitsEnd : kXOffset + kSampleBytes;
-constexpr int kBucketBits = kResidualOffset - kBucketsOffset >= 8 << 11 ? 11 : 10, kBuckets = 1 << kBucketBits;
-constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
+constexpr int kBucketBits = 10, kBuckets = 1 << kBucketBits;
+// In global memory: one histogram is filled while the next is cleared and the last may still be read. A bucket has a sector of its own: L2 adds to
+// the same line one after the other.
+constexpr int kHistograms = 3, kBucketStride = 32 / 8;
 static_assert(kConsumers == 256, "a thread for every power");
 static_assert(kSampleBytes <= kXBytes && kBucketsOffset + kBuckets * 8 <= kResidualOffset, "the scratch of sampling does not fit");
 
@@ -431,9 +433,9 @@ MONOLANE_LOOP
   MONOLANE_DEVICE void add_up(uint32_t low, uint32_t limit, uint32_t end, int shift, bool by_weight, bool few, uint64_t (&masses)[kThreadBuckets]) {
     uint64_t* buckets = sampling::buckets();
     const uint32_t round = shared::flags()->histograms;
-    uint64_t *totals = monolane_launch.histograms + round % kHistograms * kBuckets, *next = monolane_launch.histograms + (round + 1) % kHistograms * kBuckets;
+    uint64_t *totals = histogram(round), *next = histogram(round + 1);
 MONOLANE_LOOP
-    for (int b = worker_index() + kWorkers * thread_index(); b < kBuckets; b += kWorkers * kConsumers) ptx::store_relaxed(&next[b], 0);
+    for (int b = worker_index() + kWorkers * thread_index(); b < kBuckets; b += kWorkers * kConsumers) ptx::store_relaxed(&next[b * kBucketStride], 0);
     if (!few) {
 MONOLANE_LOOP
       for (int b = thread_index(); b < kBuckets; b += kConsumers) buckets[b] = 0;
@@ -449,7 +451,7 @@ MONOLANE_LOOP
       if (distance >= limit)
         beyond += mass;
       else if (few)
-        ptx::add_global(&totals[bucket], mass);
+        ptx::add_global(&totals[bucket * kBucketStride], mass);
       else
         ptx::add_shared64(&buckets[bucket], mass);
     }
@@ -460,13 +462,14 @@ MONOLANE_LOOP
       sync_consumers();
 MONOLANE_LOOP
       for (int b = thread_index(); b < kBuckets; b += kConsumers)
-        if (buckets[b]) ptx::add_global(&totals[b], buckets[b]);
+        if (buckets[b]) ptx::add_global(&totals[b * kBucketStride], buckets[b]);
     }
     grid_barrier();
     if (thread_index() == 0) shared::flags()->histograms = round + 1;  // before the next round there are barriers
 #pragma unroll
-    for (int j = 0; j < kThreadBuckets; j++) masses[j] = ptx::load_relaxed(&totals[thread_index() * kThreadBuckets + j]);
+    for (int j = 0; j < kThreadBuckets; j++) masses[j] = ptx::load_relaxed(&totals[(thread_index() * kThreadBuckets + j) * kBucketStride]);
   }
+  MONOLANE_DEVICE static uint64_t* histogram(uint32_t round) { return monolane_launch.histograms + round % kHistograms * (kBuckets * kBucketStride); }
 
   // The token that a random number falls on, among those that are kept. A thread has a run of the block's tokens here, in order of id.
   MONOLANE_DEVICE uint32_t find(const Cutoff& cutoff, uint64_t random) {
