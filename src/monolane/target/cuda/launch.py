@@ -18,7 +18,7 @@ from monolane.target import structs
 from monolane.target.base import Request
 from monolane.target.cuda.generate import BLOCK_POSITIONS, BUCKETS, HISTOGRAMS, buffer_places, most_splits
 
-LINE_BYTES, SECTOR_BYTES = 128, 32
+LINE_BYTES = 128
 ALIGNMENT = 256  # bytes, of every buffer
 
 
@@ -94,7 +94,7 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
         "lists": 8 * 2 * (1 + 2 * MAX_LOGPROBS) * plan.workers,
         "sums": 8 * (2 * plan.workers + 1),
         "arrived": 4,
-        "histograms": SECTOR_BYTES * HISTOGRAMS * BUCKETS,
+        "histograms": 8 * HISTOGRAMS * BUCKETS,
         "failed": 4,
         "wide": 2 * plain[-1],
         "wide_qkv": 4 * qkv * MAX_WIDTH,

@@ -145,9 +145,7 @@ constexpr int kLogitsEnd = kLogitsOffset + round_up(kMostTokens * 4, 128);
 constexpr bool kLogitsFit = kLogitsEnd <= kSumsOffset;
 constexpr int kBucketsOffset = kLogitsFit ? kLogitsEnd : kXOffset + kSampleBytes;
 constexpr int kBucketBits = 10, kBuckets = 1 << kBucketBits;
-// In global memory: one histogram is filled while the next is cleared and the last may still be read. A bucket has a sector of its own: L2 adds to
-// the same line one after the other.
-constexpr int kHistograms = 3, kBucketStride = 32 / 8;
+constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
 static_assert(kConsumers == 256, "a thread for every power");
 static_assert(kSampleBytes <= kXBytes && kBucketsOffset + kBuckets * 8 <= kResidualOffset, "the scratch of sampling does not fit");
 
@@ -435,7 +433,7 @@ MONOLANE_LOOP
     const uint32_t round = shared::flags()->histograms;
     uint64_t *totals = histogram(round), *next = histogram(round + 1);
 MONOLANE_LOOP
-    for (int b = worker_index() + kWorkers * thread_index(); b < kBuckets; b += kWorkers * kConsumers) ptx::store_relaxed(&next[b * kBucketStride], 0);
+    for (int b = worker_index() + kWorkers * thread_index(); b < kBuckets; b += kWorkers * kConsumers) ptx::store_relaxed(&next[b], 0);
     if (!few) {
 MONOLANE_LOOP
       for (int b = thread_index(); b < kBuckets; b += kConsumers) buckets[b] = 0;
@@ -451,7 +449,7 @@ MONOLANE_LOOP
       if (distance >= limit)
         beyond += mass;
       else if (few)
-        ptx::add_global(&totals[bucket * kBucketStride], mass);
+        ptx::add_global(&totals[bucket], mass);
       else
         ptx::add_shared64(&buckets[bucket], mass);
     }
@@ -462,14 +460,14 @@ MONOLANE_LOOP
       sync_consumers();
 MONOLANE_LOOP
       for (int b = thread_index(); b < kBuckets; b += kConsumers)
-        if (buckets[b]) ptx::add_global(&totals[b * kBucketStride], buckets[b]);
+        if (buckets[b]) ptx::add_global(&totals[b], buckets[b]);
     }
     grid_barrier();
     if (thread_index() == 0) shared::flags()->histograms = round + 1;  // before the next round there are barriers
 #pragma unroll
-    for (int j = 0; j < kThreadBuckets; j++) masses[j] = ptx::load_relaxed(&totals[(thread_index() * kThreadBuckets + j) * kBucketStride]);
+    for (int j = 0; j < kThreadBuckets; j++) masses[j] = ptx::load_relaxed(&totals[thread_index() * kThreadBuckets + j]);
   }
-  MONOLANE_DEVICE static uint64_t* histogram(uint32_t round) { return monolane_launch.histograms + round % kHistograms * (kBuckets * kBucketStride); }
+  MONOLANE_DEVICE static uint64_t* histogram(uint32_t round) { return monolane_launch.histograms + round % kHistograms * kBuckets; }
 
   // The token that a random number falls on, among those that are kept. A thread has a run of the block's tokens here, in order of id.
   MONOLANE_DEVICE uint32_t find(const Cutoff& cutoff, uint64_t random) {
