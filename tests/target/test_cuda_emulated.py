@@ -55,6 +55,18 @@ def test_half_tiles_give_the_logits_of_transformers(case: Case) -> None:
         np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
 
 
+def test_inputs_of_norms_that_shared_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of hidden sizes above 4,096: in a wide pass, one block prepares a position for all."""
+    slots = generate.slots
+    monkeypatch.setattr(generate, "slots", lambda plan, limit: (*slots(plan, limit)[:2], 0))
+    model, target = random_model(CASES[0]), open_case(CASES[0], 3)
+    for length in (1, 16, 17, 40):
+        ours = target.logits(model.tokens[:length])
+        np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
+    tokens, _ = target.run(Request(model.tokens[:33], 0, 2, frozenset(), Sampling()))
+    assert tokens[0].id == model.logits[32].argmax()
+
+
 @pytest.mark.parametrize(
     ("halved", "workers"), [(False, (2, 4, 9)), (True, (1, 5, 3))], ids=["whole tiles", "half tiles"]
 )
