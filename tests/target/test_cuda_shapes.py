@@ -28,7 +28,7 @@ def cut(name: str, layers: int, vocab: int | None = None) -> ModelConfig:
     return dry(replace(config, layers=layers, windows=(None,) * layers, vocab=vocab or config.vocab))
 
 
-# One with its whole vocabulary, one that is whole; the others as large as is quick: up to hidden sizes of 8,192.
+# One with its whole vocabulary, one that is whole; the others as large as is quick.
 TESTED = {
     "llama-3.2-1b": cut("llama-3.2-1b", 2),
     "llama-3.1-8b": cut("llama-3.1-8b", 2, 5003),
@@ -36,7 +36,8 @@ TESTED = {
     "qwen3-1.7b": cut("qwen3-1.7b", 3, 5003),
     "smollm2-135m": cut("smollm2-135m", 30),
 }
-TESTED |= {name: cut(name, 2, 5003) for name in SHAPES if name not in TESTED}
+# Hidden sizes above 4,096 are refused on a card: see require_room.
+TESTED |= {name: cut(name, 2, 5003) for name in SHAPES if name not in TESTED and SHAPES[name].hidden <= 4096}
 
 
 def some_tokens(config: ModelConfig, count: int) -> list[int]:

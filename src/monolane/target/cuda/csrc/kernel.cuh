@@ -174,6 +174,8 @@ class Consumer {
     const Own own = shared::own()[kForms[kForm].projection + layer * kProjectionsPerLayer];
     const Rows rows{s, layer, own.tiles, (own.first_tile * kForms[kForm].tile_rows) >> (kForms[kForm].output == Output::kGate)};
     if (kHead) ptx::fence();  // keys and values that this pass has kept are seen by whoever sees what is published next
+    if constexpr (kWide && kPaddedCols<kForm> > kWideCols && kForms[kForm].norm != kNone)
+      if (!kHead || monolane_launch.request.scores) prepare_together<kForm>(layer, now);
     uint64_t best = 0;
     if (own.tiles) {
       if constexpr (!kWide)
@@ -238,7 +240,6 @@ class Consumer {
     constexpr int kStride = kBufferStrides[kForms[kForm].reads];
     const uint16_t* plain = monolane_launch.wide + kWideOffsets[kForms[kForm].reads];
     const auto prepare = [&] {  // a warp per position; its scale goes to `reduce`
-      if constexpr (!kStaged && kNorm) prepare_together<kForm>(rows.layer, plain, now);
       if constexpr (kStaged) {
         for (int p = warp_index(); p < now.width; p += kConsumerWarps) {
           uint16_t* to = shared::wide_x() + p * kWideStride;
@@ -261,10 +262,11 @@ class Consumer {
                                           });
   }
 
-  // The input of a norm that shared memory has no room for: a block prepares a position for all.
+  // The input of a norm that shared memory has no room for: a block prepares a position for all. Called by all blocks, with rows or without.
   template <int kForm>
-  MONOLANE_DEVICE void prepare_together(int layer, const uint16_t* plain, const Pass& now) {
+  MONOLANE_DEVICE void prepare_together(int layer, const Pass& now) {
     constexpr int kStride = kBufferStrides[kForms[kForm].reads];
+    const uint16_t* plain = monolane_launch.wide + kWideOffsets[kForms[kForm].reads];
     for (int p = worker_index(); p < now.width; p += kWorkers) {
       uint16_t* to = monolane_launch.normed + p * kStride;
       const float squares = kForm == 0 && layer == 0 ? prepare_embedding<kForm, kConsumers, To::kGlobal>(layer, token_at<true>(now, p), to, thread_index())
