@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from monolane.bench.shapes import MadeUpWeights
 from monolane.model.config import ModelConfig, Rope
-from monolane.model.weights import Bf16Bits
+from monolane.model.weights import Bf16Bits, to_bf16
 from monolane.program.sample import Sampler, Sampling, weights
 from monolane.target import structs
 from monolane.target.base import Request
@@ -100,6 +100,44 @@ def test_many_tokens_of_one_block() -> None:
     target = EmulatedTarget(config, FewRows(config, 40001, 2.0), 2, context=64)
     for name in ("greedy with a bias", "top-k", "top-p", "all of it"):
         check(target, config, replace(SAMPLINGS[name], seed=3), [7, 40000], 20)
+
+
+TAIL = 2900  # tokens
+
+
+class FourLogits(MadeUpWeights):
+    """The first token has a logit s, the second 0.8 s, the tail 0, and the rest less."""
+
+    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        if name != "head":
+            return super().rows(name, start, stop)
+        rows = np.zeros((stop - start, TINY.hidden), np.float32)
+        token = np.arange(start, stop)
+        rows[:, 0] = np.select([token == 0, token == 1, token < 2 + TAIL], [1.0, 0.8, 0.0], -0.25)
+        return to_bf16(rows)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        alone = np.arange(TINY.hidden) == 0
+        return np.where(alone, np.float32(8), np.float32(0)) if name == "final_norm" else super().vector(name)
+
+
+def test_a_tail_that_top_k_keeps_counts_for_top_p() -> None:
+    """Thousands of tokens so light that top-p cannot end among them still are part of what it takes its share of."""
+    target = EmulatedTarget(TINY, FourLogits(TINY), 5, context=64)
+    prompt = next([n] for n in range(50) if target.logits([n])[0, 0] > 1)
+    logit = float(target.logits(prompt)[0, 0])
+    tail = 2.0**-16.5  # the weight of one of its tokens
+    temperature = float(logit / np.log(1 / tail))
+    second = 2.0 ** (-16.5 * 0.2)
+    # With the tail the second token is needed to reach the share, without it the first one is enough.
+    share = 2 / (1 + second + (1 + second + tail * TAIL))
+    drawn = set()
+    for seed in range(40):
+        sampling = Sampling(temperature, top_k=2 + TAIL, top_p=share, seed=seed)
+        (token,), _ = target.run(Request(prompt, 0, 1, frozenset(), sampling))
+        drawn.add(token.id)
+        check(target, TINY, sampling, prompt, 0)
+    assert drawn == {0, 1}
 
 
 def test_no_weight_is_left_beyond_the_kernels_distances() -> None:

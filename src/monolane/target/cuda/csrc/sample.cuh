@@ -124,7 +124,6 @@ MONOLANE_DEVICE uint64_t await_best(uint32_t step, Choice which) { return thread
 
 // --- a block's own tokens ---
 
-
 // This block's tokens: its rows of the head.
 struct OwnTokens {
   int first, count;
@@ -445,13 +444,13 @@ MONOLANE_LOOP
       const uint32_t distance = distance_[i];
       if (distance < low || distance >= end) continue;
       const uint64_t mass = by_weight ? weight(distance) : 1;
-      const uint32_t bucket = (distance - low) >> shift;
-      if (distance >= limit)
-        beyond += mass;
-      else if (few)
+      const uint32_t bucket = distance < limit ? (distance - low) >> shift : kBuckets - 1;
+      if (few)
         ptx::add_global(&totals[bucket], mass);
-      else
+      else if (distance < limit)
         ptx::add_shared64(&buckets[bucket], mass);
+      else
+        beyond += mass;  // most tokens, maybe: not one by one
     }
     if (!few) {
 MONOLANE_LOOP
