@@ -1,0 +1,275 @@
+// What choosing a token is made of: ranks, reductions over a block, each block's own tokens and their logits, and the likeliest tokens of all blocks.
+#pragma once
+#include "prepare.cuh"
+#include "integers.hpp"
+
+namespace monolane {
+
+constexpr uint32_t kNoToken = 0xffffffffu;     // in place of a token: a logit was not a number
+constexpr uint32_t kAbortToken = 0xfffffffeu;  // the host wants the request to end
+constexpr int32_t kSeen = 1 << 30;             // in TokenUse::count: the prompt has it, or the answer
+
+MONOLANE_DEVICE int64_t to_score(float logit) {
+  const float limited = logit < -kScoreLimit ? -kScoreLimit : logit > kScoreLimit ? kScoreLimit : logit;
+  return ptx::round_to_integer(limited * static_cast<float>(1 << kScoreBits));
+}
+
+// A score and a token as one number, which is larger for a higher score and then for a lower id. Penalties may carry a score beyond 32 bits:
+// 42 are enough for a token that has occurred a million times.
+constexpr int kTokenBits = 22;
+constexpr uint32_t kTokenMask = (1u << kTokenBits) - 1;
+constexpr int64_t kScoreOffset = int64_t(1) << (63 - kTokenBits);
+static_assert(kVocab <= static_cast<int>(kTokenMask), "a rank has no room for so many tokens");
+constexpr uint64_t kNoNumberRank = ~uint64_t(0), kAbortRank = ~uint64_t(0) - 1;  // higher than any token's
+
+MONOLANE_DEVICE uint64_t rank_of(int64_t score, uint32_t token) {
+  return static_cast<uint64_t>(score + kScoreOffset) << kTokenBits | (kTokenMask - token);
+}
+MONOLANE_DEVICE uint64_t rank_of(float logit, uint32_t token) { return logit != logit ? kNoNumberRank : rank_of(to_score(logit), token); }
+MONOLANE_DEVICE uint32_t token_of(uint64_t rank) {
+  return rank == kNoNumberRank ? kNoToken : rank == kAbortRank ? kAbortToken : kTokenMask - (static_cast<uint32_t>(rank) & kTokenMask);
+}
+MONOLANE_DEVICE int64_t score_of(uint64_t rank) { return static_cast<int64_t>(rank >> kTokenBits) - kScoreOffset; }
+
+// --- reductions over a block ---
+
+MONOLANE_DEVICE uint64_t highest_of_warp(uint64_t v) {
+  for (int mask = 16; mask; mask >>= 1) {
+    const uint64_t other = ptx::shuffle_xor(v, mask);
+    v = other > v ? other : v;
+  }
+  return v;
+}
+
+MONOLANE_DEVICE uint64_t highest_of_block(uint64_t v) {
+  sync_consumers();  // the numbers of the last reduction have been read
+  v = highest_of_warp(v);
+  if (lane_index() == 0) shared::reduce64()[warp_index()] = v;
+  sync_consumers();
+  uint64_t highest = shared::reduce64()[0];
+  for (int w = 1; w < kConsumerWarps; w++) highest = max(highest, shared::reduce64()[w]);
+  return highest;
+}
+
+// The same as a function of its own, for those who are not in a hurry with the first one.
+MONOLANE_APART uint64_t highest_of_block_apart(uint64_t v) { return highest_of_block(v); }
+
+// The sums over the threads before this one, and over all of them.
+struct Prefix {
+  uint64_t before, total;
+  // Whether the running sum passes `target` at this thread, whose own number this is.
+  MONOLANE_DEVICE bool passes(uint64_t target, uint64_t own) const { return before <= target && target < before + own; }
+};
+MONOLANE_DEVICE uint64_t running_sum_of_warp(uint64_t v) {
+#pragma unroll
+  for (int delta = 1; delta < 32; delta <<= 1) {
+    const uint64_t lower = ptx::shuffle_up(v, delta);
+    if (lane_index() >= delta) v += lower;
+  }
+  return v;
+}
+MONOLANE_APART Prefix prefix_of_block(uint64_t own) {
+  const uint64_t sum = running_sum_of_warp(own);
+  sync_consumers();  // the numbers of the last reduction have been read
+  if (lane_index() == 31) shared::reduce64()[warp_index()] = sum;
+  sync_consumers();
+  Prefix prefix{sum - own, 0};
+#pragma unroll
+  for (int w = 0; w < kConsumerWarps; w++) {
+    const uint64_t theirs = shared::reduce64()[w];
+    if (w < warp_index()) prefix.before += theirs;
+    prefix.total += theirs;
+  }
+  return prefix;
+}
+// What one thread has found, for all of them: behind the numbers of reductions.
+MONOLANE_DEVICE uint64_t* found() { return shared::reduce64() + 16; }
+
+// --- the best token ---
+
+MONOLANE_DEVICE void publish64(uint64_t* to, uint64_t value, uint32_t step) {
+  ptx::store_relaxed(to, value >> 32 << 32 | step);
+  ptx::store_relaxed(to + 1, value << 32 | step);
+}
+MONOLANE_DEVICE uint64_t await64(const uint64_t* from, uint32_t step) {
+  const uint64_t high = await_wide_word(from, step), low = await_wide_word(from + 1, step);
+  return high << 32 | low;
+}
+
+static_assert(kWorkers <= kConsumers, "a block has a thread for every block");
+
+// Of each block: the rank of its best token, with penalties and biases; and, for logprobs, by its logits alone.
+enum Choice { kBest, kLikeliest, kChoices };
+MONOLANE_DEVICE uint64_t* choice_of(int worker, Choice which) { return monolane_launch.choices + 2 * (kChoices * worker + which); }
+
+MONOLANE_DEVICE void publish_best(uint64_t rank, uint32_t step, Choice which = kBest) {
+  rank = highest_of_block(rank);
+  if (thread_index() == 0) publish64(choice_of(worker_index(), which), rank, step);
+}
+
+// What the block has published whose number is this thread's; 0 where there is none.
+MONOLANE_DEVICE uint64_t await_best(uint32_t step, Choice which) { return thread_index() < kWorkers ? await64(choice_of(thread_index(), which), step) : 0; }
+
+// --- a block's own tokens ---
+
+// This block's tokens: its rows of the head.
+struct OwnTokens {
+  int first, count;
+  MONOLANE_DEVICE bool has(uint32_t token) const { return token - static_cast<uint32_t>(first) < static_cast<uint32_t>(count); }
+};
+MONOLANE_DEVICE OwnTokens own_tokens() {
+  const Own own = shared::own()[kProjections - 1];
+  const int first = own.first_tile * kForms[kHeadForm].tile_rows;
+  return {first, max(min(own.tiles * kForms[kHeadForm].tile_rows, kVocab - first), 0)};
+}
+constexpr int kMostTokens = kForms[kHeadForm].most_tiles * kForms[kHeadForm].tile_rows;
+
+// The scratch of sampling lies in the place of inputs and sums: a table of powers; ranks; the logits of this block's tokens, behind the input that
+// they come from, if there is room; and buckets.
+constexpr int kPowersBytes = 256 * 8, kSampleBytes = kPowersBytes + round_up(kWorkers * 8, 128);
+constexpr int kLogitsOffset = kXOffset + round_up(kSampleBytes > kPaddedCols<kHeadForm> * 2 ? kSampleBytes : kPaddedCols<kHeadForm> * 2, 128);
+constexpr int kLogitsEnd = kLogitsOffset + round_up(kMostTokens * 4, 128);
+constexpr bool kLogitsFit = kLogitsEnd <= kSumsOffset;
+constexpr int kBucketsOffset = kLogitsFit ? kLogitsEnd : kXOffset + kSampleBytes;
+constexpr int kBucketBits = 10, kBuckets = 1 << kBucketBits;
+constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
+static_assert(kConsumers == 256, "a thread for every power");
+static_assert(kSampleBytes <= kXBytes && kBucketsOffset + kBuckets * 8 <= kResidualOffset, "the scratch of sampling does not fit");
+
+MONOLANE_DEVICE void keep_logit(int local, int token, float logit) {
+  if (kLogitsFit) shared::at<float>(kLogitsOffset)[local] = logit;
+  monolane_launch.logits[token] = logit;
+}
+
+// Calls `use(token's place among this block's own, logit)` for this thread's tokens: those whose logits it has kept (see finish_batch).
+template <class Use>
+MONOLANE_DEVICE void each_logit(const OwnTokens& own, Use use) {
+  const float* logits = kLogitsFit ? shared::at<float>(kLogitsOffset) : monolane_launch.logits + own.first;
+MONOLANE_LOOP
+  for (int i = thread_index(); i < own.count; i += kConsumers) use(i, logits[i]);
+}
+
+// What penalties and biases need to know of this block's tokens; nobody else looks at it.
+MONOLANE_APART void note_prompt() {
+  const Request& request = monolane_launch.request;
+  const OwnTokens own = own_tokens();
+  for (int i = thread_index(); i < own.count; i += kConsumers) monolane_launch.used[own.first + i] = {0, 0};
+  sync_consumers();
+  for (int64_t i = thread_index(); i < request.token_count; i += kConsumers)
+    if (own.has(request.tokens[i])) monolane_launch.used[request.tokens[i]].count = kSeen;
+  for (int64_t i = thread_index(); i < request.sampling.bias_count; i += kConsumers) {
+    const Bias& bias = request.sampling.bias[i];
+    if (own.has(bias.token)) monolane_launch.used[bias.token].bias = static_cast<int32_t>(bias.value);
+  }
+  sync_consumers();
+}
+
+MONOLANE_APART void note_token(uint32_t token) {
+  TokenUse& used = monolane_launch.used[token];
+  if (thread_index() == 0 && own_tokens().has(token)) used.count = (used.count | kSeen) + 1;
+}
+
+MONOLANE_APART int64_t adjusted(float logit, uint32_t token) {
+  const TokenUse used = monolane_launch.used[token];
+  const int64_t score = to_score(logit);
+  return (used.count ? penalised(score, used.count & (kSeen - 1), monolane_launch.request.sampling) : score) + used.bias;
+}
+
+// The best of this thread's tokens, with penalties and biases.
+MONOLANE_APART uint64_t best_adjusted() {
+  const OwnTokens own = own_tokens();
+  uint64_t best = 0;
+  each_logit(own, [&](int i, float logit) {
+    const uint32_t token = own.first + i;
+    best = max(best, logit != logit ? kNoNumberRank : rank_of(adjusted(logit, token), token));
+  });
+  return best;
+}
+
+namespace sampling {
+
+MONOLANE_DEVICE uint64_t* powers() { return shared::at<uint64_t>(kXOffset); }
+MONOLANE_DEVICE uint64_t* ranks() { return shared::at<uint64_t>(kXOffset + kPowersBytes); }  // [workers]: of each one's best token
+MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kBucketsOffset); }         // [kBuckets]
+// [this block's tokens]: highest score - score, at most what 32 bits hold: a weight is zero long before, at any temperature up to 100.
+// Where logits are in shared memory, each takes the place of its logit.
+MONOLANE_DEVICE uint32_t* distances(const OwnTokens& own) { return kLogitsFit ? shared::at<uint32_t>(kLogitsOffset) : monolane_launch.distances + own.first; }
+
+}  // namespace sampling
+
+// The n-th highest of the ranks in `ranks`, or 0: that many tokens, or more, have such a rank or a higher one.
+MONOLANE_DEVICE uint64_t nth_rank(int n) {
+  const uint64_t* ranks = sampling::ranks();
+  if (thread_index() == 0) found()[0] = 0;
+  sync_consumers();
+  if (thread_index() < kWorkers) {
+    const uint64_t mine = ranks[thread_index()];
+    int higher = 0;
+#pragma unroll 4
+    for (int w = 0; w < kWorkers; w++) higher += ranks[w] > mine;
+    if (higher == n - 1 && mine) found()[0] = mine;  // ranks of tokens differ
+  }
+  sync_consumers();
+  return found()[0];
+}
+
+// weight_of() of program/sample.py for distances of 32 bits, with fewer instructions: the same numbers.
+MONOLANE_DEVICE uint64_t weight_of(uint32_t distance, uint32_t rate) {
+  const uint64_t exponent = static_cast<uint64_t>(distance) * rate;
+  const uint32_t low = static_cast<uint32_t>(exponent), high = static_cast<uint32_t>(exponent >> 32), whole = high >> 4;
+  const uint32_t rest = static_cast<uint32_t>(static_cast<uint64_t>(low & 0xfffffffu) * static_cast<uint32_t>(kLn2Q32) >> 36);
+  const uint32_t square = static_cast<uint32_t>(static_cast<uint64_t>(rest) * rest >> 33);
+  const uint32_t series = (1u << 22) - ((rest - square + 1023) >> 10);  // 1 - r + r * r / 2, in steps of 2^-22, rounded down
+  const uint64_t weight = sampling::powers()[low >> 28 | (high & 15) << 4] * series >> 22;
+  return whole > kWeightBits ? 0 : weight >> whole;
+}
+
+// --- the likeliest tokens of all blocks ---
+
+// What a block publishes: the ranks of its tokens that may be among them, the highest first. Words with tags.
+constexpr int kMostListed = kMaxLogprobs, kTooMany = 1 << 20;
+struct List {
+  uint64_t count, ranks[2 * kMostListed];
+};
+// Of each block, by scores, for top-k, and by the logits alone, for logprobs.
+MONOLANE_DEVICE List* list_of(int worker, Choice which) { return monolane_launch.lists + kChoices * worker + which; }
+
+// This block's tokens from `threshold` on, no more than are wanted; kTooMany if it has no room for them. `rank(i)`: of its i-th token.
+template <class Rank>
+MONOLANE_DEVICE void publish_likeliest(const OwnTokens& own, Choice which, int wanted, uint64_t threshold, uint32_t step, Rank rank) {
+  List* mine = list_of(worker_index(), which);
+  uint64_t below = kNoNumberRank;
+  int count = 0;
+MONOLANE_LOOP
+  for (; count < wanted; count++) {
+    uint64_t next = 0;
+MONOLANE_LOOP
+    for (int i = thread_index(); i < own.count; i += kConsumers) {
+      const uint64_t theirs = rank(i);
+      if (theirs < below) next = max(next, theirs);
+    }
+    next = highest_of_block_apart(next);
+    if (!next || next < threshold) break;
+    if (count == kMostListed) {
+      count = kTooMany;
+      break;
+    }
+    if (thread_index() == 0) publish64(mine->ranks + 2 * count, next, step);
+    below = next;
+  }
+  if (thread_index() == 0) ptx::store_relaxed(&mine->count, static_cast<uint64_t>(count) << 32 | step);
+}
+
+// All that was published, to `buckets`; returns how many there are, or, if they are more than there are threads, only that.
+MONOLANE_APART int collect_likeliest(Choice which, uint32_t step) {
+  const List* theirs = list_of(min(thread_index(), kWorkers - 1), which);
+  const uint64_t count = thread_index() < kWorkers ? await_wide_word(&theirs->count, step) : 0;
+  const Prefix counts = prefix_of_block(count);
+  if (counts.total > kConsumers) return kTooMany;
+MONOLANE_LOOP
+  for (int i = 0; i < static_cast<int>(min(count, uint64_t(kMostListed))); i++) sampling::buckets()[counts.before + i] = await64(theirs->ranks + 2 * i, step);
+  sync_consumers();
+  return static_cast<int>(counts.total);
+}
+
+}  // namespace monolane
