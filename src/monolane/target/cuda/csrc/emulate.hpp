@@ -185,7 +185,6 @@ MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) {
   return emulate::shuffle("shuffle_xor(uint64_t)", value, emulate::lane_across(mask));
 }
-MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int lane) { return emulate::shuffle("shuffle", value, lane); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
   const int lane = emulate::lane();
   if (delta < 0) emulate::fail("shuffle_up: delta %d is negative", delta);
@@ -269,7 +268,6 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
 MONOLANE_DEVICE void fence_async_global() {}
 MONOLANE_DEVICE void fence_async() {}  // copies see what threads have written as they are
 MONOLANE_DEVICE void fence() { __atomic_fetch_add(&emulate::fences, 1, __ATOMIC_ACQ_REL); }
-MONOLANE_DEVICE void fence_host() { fence(); }
 
 // --- the host's memory ---
 

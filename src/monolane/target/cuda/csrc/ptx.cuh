@@ -111,7 +111,6 @@ MONOLANE_DEVICE void take_registers() {
 MONOLANE_DEVICE void sync_warp() { __syncwarp(); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
-MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int lane) { return __shfl_sync(~0u, value, lane); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) { return __shfl_up_sync(~0u, value, delta); }
 MONOLANE_DEVICE bool any(bool value) { return __any_sync(~0u, value); }
 
@@ -187,7 +186,6 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
 MONOLANE_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Global memory that threads wrote, and that we have seen to be written, may be read by copies from now on.
 MONOLANE_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-MONOLANE_DEVICE void fence_host() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }  // what was written is seen by the host, too
 MONOLANE_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // --- the host's memory ---
