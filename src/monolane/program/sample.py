@@ -6,14 +6,21 @@ Integer sums do not depend on their order: a kernel may reduce in parallel and s
     score     = logit in steps of 2**-20
     distance  = highest score - score, which is never negative
     weight    = 2**40 * 2**-(distance / temperature / ln 2), through a table of 256 powers and two terms of a series
-    kept      = top-k, then top-p, then min-p, in the order (weight falls, id rises)
-    chosen    = the first kept id, in order of id, whose running sum of weights exceeds random * total / 2**64
+    kept      = top-k, then top-p, then min-p, by distance: tokens of equal score stay together
+    time      = distance / temperature / ln 2 + log2(an exponential random number), which differs from token to token
+    chosen    = the kept token with the lowest time and, of equals, the lowest id
 
-The random number is Philox4x32-10 of (seed, position): a seed and a place in the sequence give the same draw anywhere.
+That is an exponential race (or, with the sign turned, Gumbel-max sampling): a token wins with a probability that is
+proportional to its weight. A minimum is what parallel hardware finds in one step, and whether a token is in the race
+does not change the times of the others.
+
+Random numbers are SplitMix64 over the ids, started by Philox4x32-10 of (seed, position): a seed and a place in the
+sequence give the same draw anywhere.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -33,6 +40,21 @@ SHARE_BITS = 32
 MAX_LOGPROBS = 20
 LN2_Q32 = round(math.log(2) * 2**32)
 POWERS = np.array([round(2 ** (WEIGHT_BITS - i / 256)) for i in range(256)], np.uint64)
+EXPONENT_BITS = SCORE_BITS + RATE_BITS  # of distance * rate, which is an exponent of two
+TIME_BITS, LARGEST_TIME = 34, (1 << 42) - 2  # later than any that can win: the likeliest token is always in the race
+NOISE_BITS = 26
+RANDOM_BITS = 42  # of an exponential random number
+LN2_RANDOM = round(math.log(2) * 2**RANDOM_BITS)
+
+
+def _steps(values: list[int]) -> NDArray[np.uint64]:
+    """A table for interpolation: each value, and in the lower half of the word how much larger the next one is."""
+    return np.array([low << 32 | (high - low) for low, high in itertools.pairwise(values)], np.uint64)
+
+
+# log2(1 + x) for x = 0, 1/256, …; and -ln(1 - x) / x for x = 0, 1/512, …
+LOGARITHMS = _steps([round(math.log2(1 + i / 256) * 2**NOISE_BITS) for i in range(257)])
+STRETCHES = _steps([round((-math.log1p(-i / 512) * 512 / i if i else 1) * 2**22) for i in range(257)])
 
 Scores = NDArray[np.int64]
 
@@ -140,17 +162,20 @@ class Sampler:
 
     def _draw(self, scores: Scores, position: int) -> int:
         fixed = self._fixed
-        chances = weights(scores.max() - scores, fixed.rate)
-        order = np.lexsort((np.arange(len(scores)), -scores))  # score falls, id rises
-        if fixed.top_k:
-            order = order[: fixed.top_k]
-        running = np.cumsum(chances[order])
-        needed = (int(running[-1]) * fixed.top_p) >> SHARE_BITS
-        order = order[: int(np.searchsorted(running, np.uint64(needed))) + 1]
-        order = np.sort(order[chances[order] >= fixed.min_weight])
-        running = np.cumsum(chances[order])
-        target = (random_bits(fixed.seed, position) * int(running[-1])) >> 64
-        return int(order[np.searchsorted(running, np.uint64(target), side="right")])
+        distances = scores.max() - scores
+        chances = weights(distances, fixed.rate)
+        order = np.argsort(distances)
+        kept = np.full(len(scores), True)
+        if 0 < fixed.top_k < len(scores):
+            kept = distances <= distances[order[fixed.top_k - 1]]
+        if fixed.top_p < 1 << SHARE_BITS:
+            order = order[: int(kept.sum())]
+            running = np.cumsum(chances[order])
+            needed = (int(running[-1]) * fixed.top_p) >> SHARE_BITS
+            kept = distances <= distances[order[np.searchsorted(running, np.uint64(needed))]]
+        kept &= chances >= fixed.min_weight
+        times = race_times(distances, fixed.rate, noise(fixed.seed, position, len(scores)))
+        return int(np.argmin(np.where(kept, times, LARGEST_TIME + 1)))
 
 
 def to_scores(logits: NDArray[np.float32]) -> Scores:
@@ -171,6 +196,53 @@ def weights(distances: Scores, rate: int) -> NDArray[np.uint64]:
     series = np.uint64(1 << 32) - rest + ((rest * rest) >> np.uint64(33))
     power = (POWERS[fraction >> np.uint64(28)] * (series >> np.uint64(10))) >> np.uint64(22)
     return np.where(whole > WEIGHT_BITS, np.uint64(0), power >> np.minimum(whole, np.uint64(63)))
+
+
+def race_times(distances: Scores, rate: int, noises: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The logarithms, in steps of 2**-34, of the times at which tokens reach the end."""
+    exponent = np.minimum(distances, DISTANCE_LIMIT).astype(np.uint64) * np.uint64(rate)
+    times = (exponent >> np.uint64(EXPONENT_BITS - TIME_BITS)) + (noises << np.uint64(TIME_BITS - NOISE_BITS))
+    return np.minimum(times, np.uint64(LARGEST_TIME))
+
+
+def noise(seed: int, position: int, count: int) -> NDArray[np.uint64]:
+    """log2(2**42 * an exponential random number) for each id, in steps of 2**-26.
+
+    Half of all exponential numbers are below ln 2, half of the others below 2 ln 2, and so on: some random bits say
+    how often ln 2 is to be added to -ln(1 - x), with x between 0 and 1/2 from the others. As x times a factor near to
+    1, which is tabled, that is as precise for small x, which win, as for large.
+    """
+    bits = _mixed(random_bits(seed, position), count)
+    doublings = np.uint64(24) - _bit_width(bits & np.uint64((1 << 24) - 1))
+    x = ((bits >> np.uint64(24)) << np.uint64(1)) | np.uint64(1)  # in steps of 2**-42
+    stretch = _interpolated(STRETCHES, x >> np.uint64(33), (x >> np.uint64(1)) & np.uint64(0xFFFFFFFF))
+    number = doublings * np.uint64(LN2_RANDOM) + ((x * stretch) >> np.uint64(22))
+    whole = _bit_width(number) - np.uint64(1)
+    mantissa = (number << (np.uint64(63) - whole)) & np.uint64((1 << 63) - 1)
+    fraction = (mantissa >> np.uint64(23)) & np.uint64(0xFFFFFFFF)
+    return (whole << np.uint64(NOISE_BITS)) + _interpolated(LOGARITHMS, mantissa >> np.uint64(55), fraction)
+
+
+def _interpolated(
+    table: NDArray[np.uint64], index: NDArray[np.uint64], fraction: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """``fraction``, in steps of 2**-32, of the way from one value of a table to the next."""
+    low, step = table[index] >> np.uint64(32), table[index] & np.uint64(0xFFFFFFFF)
+    return low + ((step * fraction) >> np.uint64(32))
+
+
+def _bit_width(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """How many binary digits each has: of integers below 2**53, which a double has room for."""
+    return np.frexp(numbers.astype(np.float64))[1].astype(np.uint64)
+
+
+def _mixed(state: int, count: int) -> NDArray[np.uint64]:
+    """The first numbers of SplitMix64."""
+    bits = np.uint64(state) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = bits ^ (bits >> np.uint64(31))
+    return mixed
 
 
 def random_bits(seed: int, position: int) -> int:

@@ -41,9 +41,18 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
         "kScoreBits": sample.SCORE_BITS,
         "kFactorBits": sample.FACTOR_BITS,
         "kShareBits": sample.SHARE_BITS,
+        "kExponentBits": sample.EXPONENT_BITS,
+        "kTimeBits": sample.TIME_BITS,
+        "kNoiseBits": sample.NOISE_BITS,
     }
     unit_rate = sample.Sampling(temperature=1.0).fixed().rate
-    wide = {"kWeightBits": sample.WEIGHT_BITS, "kLn2Q32": sample.LN2_Q32, "kUnitRate": unit_rate}
+    wide = {
+        "kWeightBits": sample.WEIGHT_BITS,
+        "kLn2Q32": sample.LN2_Q32,
+        "kLn2Random": sample.LN2_RANDOM,
+        "kUnitRate": unit_rate,
+        "kLargestTime": sample.LARGEST_TIME,
+    }
     return [
         *(f"constexpr int {name} = {value};" for name, value in integers.items()),
         *(f"constexpr uint64_t {name} = {value}u;" for name, value in wide.items()),
@@ -53,15 +62,16 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
     ]
 
 
-def powers(qualifier: str) -> str:
-    """Powers of two for the sampler's exponential."""
-    return f"{qualifier} uint64_t kPowers[] = {braces(f'{value}u' for value in sample.POWERS)};"
+def sampling_tables(qualifier: str) -> list[str]:
+    """Powers and logarithms for drawing a token."""
+    tables = {"kPowers": sample.POWERS, "kLogarithms": sample.LOGARITHMS, "kStretches": sample.STRETCHES}
+    return [f"{qualifier} uint64_t {name}[] = {braces(f'{value}u' for value in table)};" for name, table in tables.items()]
 
 
 def tables(program: Program, qualifier: str) -> list[str]:
-    """Arrays that are indexed at run time: powers of two, frequencies, stages."""
+    """Arrays that are indexed at run time: those of sampling, frequencies, stages."""
     return [
-        powers(qualifier),
+        *sampling_tables(qualifier),
         f"{qualifier} double kFrequencies[] = {braces(repr(f) for f in program.attention.frequencies)};",
         f"{qualifier} Stage kStages[] = {{",
         *_stages(program),

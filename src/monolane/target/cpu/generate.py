@@ -19,6 +19,7 @@ def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str
         "#include <cstdint>",
         "#define MONOLANE_DEVICE inline",
         "#define MONOLANE_LOOP",
+        "#define MONOLANE_LEADING_ZEROS(bits) __builtin_clzll(bits)",
         f"#define MONOLANE_CACHE_BF16 {int(program.attention.cache_format == 'bf16')}",
         '#include "program.hpp"',
         '#include "request.hpp"',

@@ -1,4 +1,5 @@
-// The arithmetic of sampling, in integers: program/sample.py says why. MONOLANE_DEVICE, MONOLANE_LOOP (do not unroll) and kPowers come from the target.
+// The arithmetic of sampling, in integers: program/sample.py says why. MONOLANE_DEVICE, MONOLANE_LOOP (do not unroll), MONOLANE_LEADING_ZEROS (of 64
+// bits) and the tables come from the target.
 #pragma once
 
 namespace monolane {
@@ -32,12 +33,36 @@ MONOLANE_DEVICE uint64_t random_bits(uint64_t seed, uint64_t position) {
   return c0 | (static_cast<uint64_t>(c1) << 32);
 }
 
-// Tokens in the order (distance rises, id rises), up to and including this one.
-struct Cutoff {
-  int64_t distance = INT64_MAX;
-  int32_t token = INT32_MAX;
-  MONOLANE_DEVICE bool keeps(int64_t d, int32_t t) const { return d < distance || (d == distance && t <= token); }
-};
+// The number of SplitMix64 that belongs to a token.
+MONOLANE_DEVICE uint64_t mixed_bits(uint64_t state, uint32_t token) {
+  uint64_t bits = state + (token + uint64_t(1)) * 0x9E3779B97F4A7C15u;
+  bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;
+  bits = (bits ^ bits >> 27) * 0x94D049BB133111EBu;
+  return bits ^ bits >> 31;
+}
+
+// `fraction`, in steps of 2^-32, of the way from one value of a table to the next.
+MONOLANE_DEVICE uint32_t interpolated(uint64_t value_and_step, uint32_t fraction) {
+  return static_cast<uint32_t>(value_and_step >> 32) + static_cast<uint32_t>((value_and_step & 0xffffffffu) * fraction >> 32);
+}
+
+// log2(2^42 * an exponential random number), in steps of 2^-26: noise() of program/sample.py. `bits`: random; `logarithms`, `stretches`: kLogarithms
+// and kStretches, wherever they are at hand.
+MONOLANE_DEVICE uint32_t noise_of(uint64_t bits, const uint64_t* logarithms, const uint64_t* stretches) {
+  const uint32_t doublings = MONOLANE_LEADING_ZEROS(bits << 40 | uint64_t(1) << 39);
+  const uint64_t x = bits >> 24 << 1 | 1, stretch = interpolated(stretches[x >> 33], static_cast<uint32_t>(x >> 1));
+  const uint64_t number = doublings * kLn2Random + (x * stretch >> 22);
+  const int zeros = MONOLANE_LEADING_ZEROS(number);
+  const uint64_t mantissa = number << zeros;
+  return (static_cast<uint32_t>(63 - zeros) << kNoiseBits) + interpolated(logarithms[mantissa >> 55 & 255], static_cast<uint32_t>(mantissa >> 23));
+}
+
+// When a token at a distance reaches the end of the race, as a logarithm: race_times() of program/sample.py.
+MONOLANE_DEVICE uint64_t race_time(int64_t distance, uint64_t rate, uint32_t noise) {
+  const uint64_t exponent = static_cast<uint64_t>(distance < kDistanceLimit ? distance : kDistanceLimit) * rate;
+  const uint64_t time = (exponent >> (kExponentBits - kTimeBits)) + (static_cast<uint64_t>(noise) << (kTimeBits - kNoiseBits));
+  return time < kLargestTime ? time : kLargestTime;
+}
 
 // Repetition, presence and frequency penalties of a token that has been seen; `count` in the answer.
 MONOLANE_DEVICE int64_t penalised(int64_t score, int64_t count, const Sampling& how) {

@@ -6,7 +6,7 @@ from monolane.errors import UnsupportedModelError
 from monolane.program.plan import Plan
 from monolane.program.stage import MAX_WIDTH, Output, Program
 from monolane.target.cuda.forms import UNIT_BYTES, forms, slot_units
-from monolane.target.generate import braces, constants, powers, shape_constants
+from monolane.target.generate import braces, constants, sampling_tables, shape_constants
 
 CONSUMER_WARPS = 8
 BATCH_SUMS = 32 * CONSUMER_WARPS * 8
@@ -152,7 +152,7 @@ def generate(
         '#include "form.cuh"',
         "namespace monolane {",
         *constants(program, integers),
-        powers("MONOLANE_TABLE"),
+        *sampling_tables("MONOLANE_TABLE"),
         f"constexpr int kBufferStrides[] = {braces(map(str, strides))};",
         f"constexpr int kWordOffsets[] = {braces(map(str, words[:-1]))};",
         f"constexpr int kWideOffsets[] = {braces(map(str, plain[:-1]))};",

@@ -15,6 +15,7 @@
 
 #define MONOLANE_DEVICE inline
 #define MONOLANE_LOOP
+#define MONOLANE_LEADING_ZEROS(bits) std::countl_zero(bits)
 #define MONOLANE_APART __attribute__((noinline))
 #define MONOLANE_KERNEL static
 #define MONOLANE_BOUNDS(threads)

@@ -15,6 +15,7 @@ typedef long long int64_t;
 
 #define MONOLANE_DEVICE __device__ __forceinline__
 #define MONOLANE_LOOP _Pragma("unroll 1")
+#define MONOLANE_LEADING_ZEROS(bits) __clzll(static_cast<long long>(bits))
 #define MONOLANE_APART __device__ __noinline__  // with registers of its own
 #define MONOLANE_KERNEL extern "C" __global__
 #define MONOLANE_BOUNDS(threads) __launch_bounds__(threads, 1)
