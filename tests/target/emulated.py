@@ -101,7 +101,7 @@ class EmulatedTarget:
             ctypes.memset(getattr(self.launch, name), 0, sizes[name])
         entries, outcome, abort = (structs.Entry * self._context)(), Outcome(), ctypes.c_uint32(0)
         launch = Launch.from_buffer_copy(self.launch)
-        set_request(launch, request, self._arena, scores)
+        set_request(launch, request, self.vocab, self._arena, scores)
         launch.entries, launch.outcome = ctypes.addressof(entries), ctypes.addressof(outcome)
         launch.abort = ctypes.addressof(abort)
         self._call(ctypes.byref(launch), self._delays[0], ctypes.c_uint64(self._delays[1]))

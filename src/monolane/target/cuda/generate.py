@@ -16,7 +16,8 @@ UNIT_COLS = 64  # the most k of a unit: rows of activations are whole units
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may have to stream more than its equal share of a stage, to level the tapes
 TAG_BITS = 16  # of a word of activations: the other half of it
 MOST_LOGITS = 8192  # bytes of logits in shared memory
-BUCKETS, HISTOGRAMS = 1024, 3  # of sampling: buckets of a histogram, histograms in turn
+BUCKETS, HISTOGRAMS = 256, 3  # of sampling: buckets of a histogram, histograms in turn
+CHOICES = 8  # of sampling: numbers that a worker publishes
 # The cache is kept in blocks of positions; attention divides them into splits of at least so many blocks, and not into
 # more splits than there are workers for.
 BLOCK_POSITIONS = 16
@@ -72,12 +73,17 @@ def x_bytes(plan: Plan) -> int:
 
 
 def _sample_bytes(plan: Plan) -> int:
-    """What sampling keeps in the place of inputs: a table, a number for every worker, and the logits of a worker's own
+    """What sampling keeps in the place of inputs: tables, a number for every worker, and the logits of a worker's own
     tokens, behind the input they come from; those, if need be, elsewhere."""
-    table = 8 * (256 + _up(plan.workers, 16))
+    table = 8 * (3 * 256 + _up(plan.workers, 16))
     head = 2 * plan.layout.padded_cols(plan.program.head)
-    logits = _up(4 * plan.layout.rows(plan.program.head) * max(tape[-1].tiles for tape in plan.segments), 128)
+    logits = _up(4 * _most_tokens(plan), 128)
     return max(table, head) + logits if logits <= MOST_LOGITS else table
+
+
+def _most_tokens(plan: Plan) -> int:
+    """Of the vocabulary, that one worker has."""
+    return plan.layout.rows(plan.program.head) * max(tape[-1].tiles for tape in plan.segments)
 
 
 def slot_bytes(plan: Plan) -> int:
@@ -91,7 +97,7 @@ def _up(n: int, unit: int) -> int:
 def besides_ring(plan: Plan) -> int:
     """Bytes of shared memory."""
     fixed = x_bytes(plan) + 4 * BATCH_SUMS + 4 * MAX_WIDTH * owned_rows(plan) + RESERVED_BYTES
-    return fixed + 8 * len(plan.program.projections)
+    return fixed + 8 * len(plan.program.projections) + _up(-(-_most_tokens(plan) // 8), 128)
 
 
 def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.program.plan import Plan
-from monolane.program.sample import MAX_LOGPROBS
+from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, FixedSampling
 from monolane.program.stage import MAX_WIDTH
 from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Request
-from monolane.target.cuda.generate import BLOCK_POSITIONS, BUCKETS, HISTOGRAMS, buffer_places, most_splits
+from monolane.target.cuda.generate import BLOCK_POSITIONS, BUCKETS, CHOICES, HISTOGRAMS, buffer_places, most_splits
 
 LINE_BYTES = 128
 ALIGNMENT = 256  # bytes, of every buffer
@@ -40,10 +40,10 @@ class Outcome(Structure):
 
 
 # Words with tags, in one piece: the kernel clears it when tags run out. And what else a launch must find zeroed.
-TAGGED = ("words", "qkv_words", "parts", "masses", "choices", "kept", "drawn", "lists", "sums")
+TAGGED = ("words", "qkv_words", "parts", "masses", "choices", "lists", "sums")
 CLEARED = (*TAGGED, "arrived", "histograms", "failed")
 _MODEL = ("tapes", "segments", "head_tiles", "table", "constants", "rotations", "keys", "values")
-_SCRATCH = ("wide", "wide_qkv", "normed", "scales", "distances", "used")
+_SCRATCH = ("wide", "wide_qkv", "normed", "scales", "noises", "distances", "used")
 _POINTERS = (*_MODEL, "logits", *CLEARED, *_SCRATCH, "entries", "outcome", "abort", "trace")
 
 
@@ -57,7 +57,7 @@ class Launch(Structure):
         ("context", c_int32),
         ("adjusts_scores", c_int32),
         ("plain_greedy", c_int32),
-        ("unused", c_int32),
+        ("reach", c_uint32),
         ("request", structs.Request),
     ]
 
@@ -88,19 +88,18 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
         "qkv_words": 8 * qkv,
         "parts": 4 * splits * shape.heads * shape.head_dim,
         "masses": LINE_BYTES * splits * shape.heads,
-        "choices": 8 * 4 * plan.workers,
-        "kept": 8 * 3 * plan.workers,
-        "drawn": 8,
-        "lists": 8 * 2 * (1 + 2 * MAX_LOGPROBS) * plan.workers,
+        "choices": 8 * 2 * CHOICES * plan.workers,
+        "lists": 8 * (1 + 2 * MAX_LOGPROBS) * plan.workers,
         "sums": 8 * (2 * plan.workers + 1),
         "arrived": 4,
-        "histograms": 8 * HISTOGRAMS * BUCKETS,
+        "histograms": 8 * HISTOGRAMS * 2 * BUCKETS,
         "failed": 4,
         "wide": 2 * plain[-1],
         "wide_qkv": 4 * qkv * MAX_WIDTH,
         "normed": 2 * MAX_WIDTH * strides[0],
         "scales": 4 * MAX_WIDTH,
         "logits": 4 * program.vocab,
+        "noises": 4 * program.vocab,
         "distances": 4 * program.vocab,
         "used": 8 * program.vocab,
     }
@@ -156,10 +155,18 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
     return launch
 
 
-def set_request(launch: Launch, request: Request, arena: Uploads, scores: int | None) -> None:
+def reach(fixed: FixedSampling, vocab: int) -> int:
+    """A distance beyond which all tokens together weigh less than what top-p drops; or, for top-k alone, nothing."""
+    dropped = (1 << SHARE_BITS) - fixed.top_p
+    halvings = vocab.bit_length() + SHARE_BITS + 1 - dropped.bit_length() if dropped else WEIGHT_BITS + 1
+    return min(-(-(halvings << EXPONENT_BITS) // max(fixed.rate, 1)), (1 << 32) - 2)
+
+
+def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, scores: int | None) -> None:
     """A request whose arrays lie where the kernel sees them. ``scores``: store all logits there, sample nothing."""
     fixed = request.sampling.fixed()
     launch.adjusts_scores = fixed.adjusts_scores
+    launch.reach = reach(fixed, vocab)
     launch.plain_greedy = fixed.greedy and not fixed.adjusts_scores and request.logprobs is None
     bias = np.frombuffer(bytes(structs.bias_table(fixed)), np.uint8) if fixed.bias else np.zeros(1, np.uint8)
     stops = np.array(sorted(request.stop_tokens) or [-1], np.int32)

@@ -141,7 +141,7 @@ class CudaTarget:
             if self._context.running():
                 raise TargetError("A request is still running.", "Wait for it, or abort it.")
             self._request.begin()
-            set_request(self._launch, request, self._request, scores)
+            set_request(self._launch, request, self.program.vocab, self._request, scores)
             self._context.clear(self._launch.words, self._cleared)
             ctypes.memset(self._outcome, 0, ctypes.sizeof(Outcome))
             ctypes.c_uint32.from_address(self._abort).value = 0

@@ -1,276 +1,239 @@
-// Drawing a token from what temperature, top-k, top-p and min-p leave, by all blocks: steps 2 to 5 of sample.cuh.
+// Drawing a token from what temperature, top-k, top-p and min-p leave, by all blocks: steps 2 to 4 of sample.cuh.
+//
+// Functions that stand apart take numbers, not an object: what has an address is kept in local memory, which is far away.
 #pragma once
 #include "rank.cuh"
 
-namespace monolane {
+namespace monolane::drawing {
 
-class Draw {
- public:
-  MONOLANE_DEVICE Draw(uint64_t best, uint32_t step)
-      : how_(monolane_launch.request.sampling), rate_(static_cast<uint32_t>(how_.rate)), own_(own_tokens()), distance_(sampling::distances(own_)),
-        top_(score_of(best)), step_(step) {
-    each_logit(own_, [&](int i, float logit) {
-      const int64_t score = monolane_launch.adjusts_scores ? adjusted(logit, own_.first + i) : to_score(logit);
-      distance_[i] = static_cast<uint32_t>(min(top_ - score, static_cast<int64_t>(UINT32_MAX)));
-    });
-    sync_consumers();
-  }
+// A weight is zero long before, and nobody so far away wins, at any temperature up to 100.
+constexpr uint32_t kFarthest = UINT32_MAX - 1, kEverything = UINT32_MAX;
 
-  MONOLANE_DEVICE uint32_t token(int64_t position) {
-    const bool top_k = how_.top_k && how_.top_k < kVocab, top_p = !(how_.top_p >> kShareBits);
-    const uint64_t random = random_bits(how_.seed, static_cast<uint64_t>(position));
-    if (top_k && how_.top_k <= kWorkers) {
-      const uint32_t token = token_of_few(top_p, random);
-      if (token != kNoToken) return token;
-    }
-    Cutoff cutoff = first_beyond(kWeightBits + 1) - 1;
+MONOLANE_DEVICE const Sampling& how() { return monolane_launch.request.sampling; }
+MONOLANE_DEVICE uint64_t weight(uint32_t distance) { return weight_of(distance, static_cast<uint32_t>(how().rate)); }
+MONOLANE_DEVICE int bit_width(uint32_t v) { return 32 - ptx::leading_zeros(v); }
+MONOLANE_DEVICE bool has_top_k() { return how().top_k && how().top_k < kVocab; }
+MONOLANE_DEVICE bool has_top_p() { return !(how().top_p >> kShareBits); }
+
+// What the running sum of weights has to exceed for top-p.
+MONOLANE_DEVICE uint64_t share_of(uint64_t weight) {
+  const uint64_t needed = ptx::multiply_high(weight, how().top_p << 32);
+  return needed ? needed - 1 : 0;
+}
+
+// The noise of this block's tokens at a position. `random`: what it begins with there.
+MONOLANE_DEVICE void make_noise(uint64_t random) {
+  const OwnTokens own = own_tokens();
+  uint32_t* noises = sampling::noises(own);
 MONOLANE_LOOP
-    for (int by_weight = !top_k; by_weight <= top_p; by_weight++) cutoff = cut(cutoff, by_weight);
-    return find(cutoff, random);
-  }
+  for (int i = thread_index(); i < own.count; i += kConsumers) noises[i] = noise_of(mixed_bits(random, own.first + i), sampling::logarithms(), sampling::stretches());
+}
 
- private:
-  // Distances up to this one are kept; of those that have it, the first `kept` in order of id.
-  struct Cutoff {
-    uint32_t distance;
-    uint64_t kept = kAll, dropped = 0;
-    MONOLANE_DEVICE Cutoff(uint32_t distance) : distance(distance) {}
-  };
-  static constexpr uint64_t kAll = ~uint64_t(0);
-  static constexpr int kThreadBuckets = kBuckets / kConsumers;
-  // So many tokens may add to the buckets in global memory as they are; more are added up in shared memory first.
-  static constexpr uint64_t kFewTokens = 4096;
+MONOLANE_DEVICE void take_distances(int64_t top) {
+  const OwnTokens own = own_tokens();
+  uint32_t* distances = sampling::distances(own);
+  each_logit(own, [&](int i, float logit) {
+    distances[i] = static_cast<uint32_t>(min(top - adjusted_score(logit, i, own), static_cast<int64_t>(kFarthest)));
+  });
+  sync_consumers();
+}
 
-  MONOLANE_DEVICE uint64_t weight(uint32_t distance) const { return weight_of(distance, rate_); }
+// --- the race ---
 
-  // A distance from which on weights are at most 2^-halvings of the highest.
-  MONOLANE_DEVICE uint32_t first_beyond(int halvings) const {
-    const float limit = (halvings + 0.01f) * 68719476736.0f / static_cast<float>(rate_);  // 2^36: the steps of an exponent
-    return limit < 4294967040.0f ? static_cast<uint32_t>(limit) + 1 : UINT32_MAX;
-  }
+// A token's place in the race as one number: larger for an earlier time and then for a lower id. The last bit is 0 for a token in doubt.
+static_assert(2 * kVocab <= static_cast<int>(kTokenMask), "a place has no room for so many tokens");
+MONOLANE_DEVICE uint64_t place_of(uint64_t time, uint32_t token, bool doubtful) {
+  return (kLargestTime + 1 - time) << kTokenBits | (kTokenMask - (2 * token + doubtful));
+}
+MONOLANE_DEVICE bool is_doubtful(uint64_t place) { return !(place & 1); }
+MONOLANE_DEVICE uint32_t racer_of(uint64_t place) { return (kTokenMask - (static_cast<uint32_t>(place) & kTokenMask)) >> 1; }
 
-  // Of a top-k of no more tokens than there are blocks: the k-th best of the blocks' best tokens is a bound, and hardly more tokens are
-  // above it. A thread has one of them, and finds out what comes before it. kNoToken: they are too many.
-  MONOLANE_DEVICE uint32_t token_of_few(bool top_p, uint64_t random) {
-    publish_likeliest(own_, kBest, how_.top_k, nth_rank(how_.top_k), step_, [&](int i) { return rank_of(top_ - distance_[i], own_.first + i); });
-    const int count = collect_likeliest(kBest, step_);
-    if (count == kTooMany) return kNoToken;
-    uint64_t *ranks = sampling::buckets(), *weights = ranks + kConsumers;
-    const uint64_t rank = thread_index() < count ? ranks[thread_index()] : 0;
-    const uint32_t token = token_of(rank);
-    int higher = 0;
-#pragma unroll 4
-    for (int i = 0; i < count; i++) higher += ranks[i] > rank;
-    uint64_t own = rank && higher < how_.top_k ? weight(static_cast<uint32_t>(min(top_ - score_of(rank), static_cast<int64_t>(UINT32_MAX)))) : 0;
-    weights[thread_index()] = own;
-    const uint64_t total = prefix_of_block(own).total;
-    if (top_p) {
-      uint64_t before = 0;
-#pragma unroll 4
-      for (int i = 0; i < count; i++) before += ranks[i] > rank ? weights[i] : 0;
-      if (higher && before >= ptx::multiply_high(total, how_.top_p << 32)) own = 0;
-    }
-    if (own < how_.min_weight) own = 0;
-    sync_consumers();
-    weights[thread_index()] = own;
-    const uint64_t target = ptx::multiply_high(random, prefix_of_block(own).total);
-    uint64_t before = 0;
-#pragma unroll 4
-    for (int i = 0; i < count; i++) before += (ranks[i] & kTokenMask) > (rank & kTokenMask) ? weights[i] : 0;  // lower ids
-    if (before <= target && target < before + own) found()[0] = token;
-    sync_consumers();
-    return static_cast<uint32_t>(found()[0]);
-  }
-
-  // Tokens from this distance on, however many they are, weigh less than what top-p drops.
-  MONOLANE_DEVICE uint32_t top_p_limit() const {
-    const uint32_t dropped = static_cast<uint32_t>((uint64_t(1) << kShareBits) - how_.top_p);
-    return first_beyond(bit_width(kVocab) + kShareBits + 1 - bit_width(dropped));
-  }
-
-  // The shortest run of tokens, in order of (distance, id), that are as many as top-k keeps, or whose weights reach top-p's share of the
-  // weights of all that are kept `so_far`.
-  MONOLANE_DEVICE Cutoff cut(const Cutoff& so_far, bool by_weight) {
-    uint32_t low = 0, end = so_far.distance + 1, limit = by_weight ? min(end, top_p_limit()) : end;
-    int shift = max(bit_width(limit + limit / (kBuckets / 2)) - kBucketBits, 0);  // the last bucket is for what lies beyond
-    bool few = by_weight && so_far.distance < first_beyond(kWeightBits + 1) - 1 && !so_far.dropped && how_.top_k <= static_cast<int>(kFewTokens);
-    uint64_t left = 0;
+// The place of the winner among all blocks' tokens. Those nearer than `kept` are kept, and those from `dropped` on are not; those between are in doubt.
+MONOLANE_APART uint64_t race(uint32_t kept, uint32_t dropped, Choice which, uint32_t step) {
+  const OwnTokens own = own_tokens();
+  const uint32_t *distances = sampling::distances(own), *noises = sampling::noises(own);
+  uint64_t mine = 0;
+  uint32_t nearest = 0;  // the distance of this thread's first
 MONOLANE_LOOP
-    for (bool first = true;; first = false) {
-      uint64_t masses[kThreadBuckets], own = 0;
-      add_up(low, limit, end, shift, by_weight, few, masses);
-      for (const uint64_t mass : masses) own += mass;
-      Prefix prefix = prefix_of_block(own);
-      if (first) {
-        const uint64_t dropped = so_far.dropped * weight(so_far.distance);
-        left = by_weight ? ptx::multiply_high(prefix.total - dropped, how_.top_p << 32) : static_cast<uint64_t>(how_.top_k);
-        if (left >= prefix.total) return so_far;
-        end = limit;  // what lies beyond has been counted
-      }
-      const uint64_t target = left ? left - 1 : 0;
-      if (prefix.passes(target, own)) tell_bucket(prefix.before, target, masses);
-      sync_consumers();
-      const uint64_t mass = found()[2];
-      left -= found()[1];
-      low += static_cast<uint32_t>(found()[0]) << shift;
-      const uint32_t last = min(low + ((1u << shift) - 1), limit - 1);
-      const uint64_t each = by_weight ? weight(last) : 1;  // of no token in the bucket is it less
-      if (mass < 2 * each) return last;                    // there is one token in it
-      if (!shift) return among_equals(low, mass, left, max(each, uint64_t(1)));
-      few = mass < kFewTokens * each;
-      end = limit = last + 1;
-      shift = max(shift - kBucketBits, 0);
-    }
+  for (int i = thread_index(); i < own.count; i += kConsumers) {
+    const uint32_t distance = distances[i], token = own.first + i;
+    if (distance >= dropped || (how().min_weight && weight(distance) < how().min_weight)) continue;
+    const uint64_t place = place_of(race_time(distance, static_cast<uint32_t>(how().rate), noises[i]), token, distance >= kept);
+    if (place > mine) mine = place, nearest = distance;
   }
-
-  // This thread's bucket where the running sum passes `target`: which, the sum before it, and its mass.
-  MONOLANE_DEVICE static void tell_bucket(uint64_t before, uint64_t target, const uint64_t (&masses)[kThreadBuckets]) {
-    int bucket = 0;
-    uint64_t mass = masses[0];
-#pragma unroll
-    for (int j = 1; j < kThreadBuckets; j++)
-      if (bucket == j - 1 && before + mass <= target) before += mass, mass = masses[j], bucket = j;
-    found()[0] = thread_index() * kThreadBuckets + bucket, found()[1] = before, found()[2] = mass;
+  const uint64_t first = highest_of_block_apart(mine);
+  if (mine == first && (first || thread_index() == 0)) {
+    publish64(choice_of(worker_index(), which), first, step);
+    if (which == kFirst) publish32(choice_of(worker_index(), kDistance), nearest, step);
   }
+  return highest_of_block_apart(await_best(step, which));
+}
 
-  // Of tokens that all have this distance, and `mass` together, as many as reach `needed`.
-  MONOLANE_APART static Cutoff among_equals(uint32_t distance, uint64_t mass, uint64_t needed, uint64_t each) {
-    Cutoff cutoff = distance;
-    const uint64_t equals = mass / each, kept = needed ? (needed + each - 1) / each : 1;
-    if (kept < equals) cutoff.kept = kept, cutoff.dropped = equals - kept;
-    return cutoff;
-  }
+// --- the border ---
 
-  MONOLANE_DEVICE static int bit_width(uint32_t v) { return 32 - ptx::leading_zeros(v); }
-
-  // The mass of all blocks' tokens at distances [low, limit), in buckets of 2^shift distances, and in the last bucket those up to `end`; each
-  // thread gets the sums of a few.
-  MONOLANE_DEVICE void add_up(uint32_t low, uint32_t limit, uint32_t end, int shift, bool by_weight, bool few, uint64_t (&masses)[kThreadBuckets]) {
-    uint64_t* buckets = sampling::buckets();
-    const uint32_t round = shared::flags()->histograms;
-    uint64_t *totals = histogram(round), *next = histogram(round + 1);
-MONOLANE_LOOP
-    for (int b = worker_index() + kWorkers * thread_index(); b < kBuckets; b += kWorkers * kConsumers) ptx::store_relaxed(&next[b], 0);
-    if (!few) {
-MONOLANE_LOOP
-      for (int b = thread_index(); b < kBuckets; b += kConsumers) buckets[b] = 0;
-      sync_consumers();
-    }
-    uint64_t beyond = 0;
-MONOLANE_LOOP
-    for (int i = thread_index(); i < own_.count; i += kConsumers) {
-      const uint32_t distance = distance_[i];
-      if (distance < low || distance >= end) continue;
-      const uint64_t mass = by_weight ? weight(distance) : 1;
-      const uint32_t bucket = distance < limit ? (distance - low) >> shift : kBuckets - 1;
-      if (few)
-        ptx::add_global(&totals[bucket], mass);
-      else if (distance < limit)
-        ptx::add_shared64(&buckets[bucket], mass);
-      else
-        beyond += mass;  // most tokens, maybe: not one by one
-    }
-    if (!few) {
-MONOLANE_LOOP
-      for (int mask = 16; mask; mask >>= 1) beyond += ptx::shuffle_xor(beyond, mask);
-      if (lane_index() == 0 && beyond) ptx::add_shared64(&buckets[kBuckets - 1], beyond);
-      sync_consumers();
-MONOLANE_LOOP
-      for (int b = thread_index(); b < kBuckets; b += kConsumers)
-        if (buckets[b]) ptx::add_global(&totals[b], buckets[b]);
-    }
-    grid_barrier();
-    if (thread_index() == 0) shared::flags()->histograms = round + 1;  // before the next round there are barriers
-#pragma unroll
-    for (int j = 0; j < kThreadBuckets; j++) masses[j] = ptx::load_relaxed(&totals[thread_index() * kThreadBuckets + j]);
-  }
-  MONOLANE_DEVICE static uint64_t* histogram(uint32_t round) { return monolane_launch.histograms + round % kHistograms * kBuckets; }
-
-  // The token that a random number falls on, among those that are kept. A thread has a run of the block's tokens here, in order of id.
-  MONOLANE_DEVICE uint32_t find(const Cutoff& cutoff, uint64_t random) {
-    const int length = divide_up(own_.count, kConsumers), first = min(thread_index() * length, own_.count);
-    const bool some = cutoff.kept != kAll;  // and not all of those at the last distance
-    Run run{distance_ + first, min(length, own_.count - first), cutoff.distance, some ? 0 : own_.count};
-    uint64_t sum = sum_until(run, kAll).sum;
-    Prefix own = prefix_of_block(sum);
-    if (thread_index() == 0) publish64(kept_of(worker_index()), own.total, step_);
-    uint64_t share = thread_index() < kWorkers ? await64(kept_of(thread_index()), step_) : 0;
-    if (some) {
-      const uint64_t weighs = weight(cutoff.distance);
-      const Shared equals = share_equals(cutoff.kept, run, step_);
-      run.equals_kept = equals.equals_kept, run.equals_before = equals.equals_before;
-      share += equals.kept * (weighs < how_.min_weight ? 0 : weighs);
-      sum = sum_until(run, kAll).sum;
-      own = prefix_of_block(sum);
-    }
-    const Prefix shares = prefix_of_block(share);
-    const uint64_t target = ptx::multiply_high(random, shares.total);
-    if (shares.passes(target, share)) found()[0] = thread_index(), found()[1] = target - shares.before;
-    sync_consumers();
-    const uint64_t within = found()[1];
-    if (found()[0] == static_cast<uint64_t>(worker_index()) && own.passes(within, sum)) {
-      const uint64_t token = own_.first + first + sum_until(run, within - own.before).count;
-      ptx::store_relaxed(monolane_launch.drawn, token << 32 | step_);
-    }
-    return await_wide_word(monolane_launch.drawn, step_);
-  }
-
-  MONOLANE_DEVICE static uint64_t* kept_of(int worker) { return monolane_launch.kept + 3 * worker; }
-
-  // A thread's tokens in order of id. Those before the last distance are kept; of those that have it, the ones that come after fewer than
-  // `equals_kept` others of the block.
-  struct Run {
-    const uint32_t* distances;
-    int count;
-    uint32_t last;
-    int equals_kept, equals_before = 0;
-  };
-  // The weight of the first tokens of a run that are kept, and how many tokens that are: as many as weigh no more than `target`.
-  struct Sum {
-    uint64_t sum;
-    int count;
-  };
-  MONOLANE_APART static Sum sum_until(Run run, uint64_t target) {
-    const Sampling& how = monolane_launch.request.sampling;
-    uint64_t sum = 0;
-    int i = 0;
-MONOLANE_LOOP
-    for (; i < run.count; i++) {
-      const uint32_t distance = run.distances[i];
-      const bool keeps = distance < run.last || (distance == run.last && run.equals_before++ < run.equals_kept);
-      const uint64_t own = keeps ? weight_of(distance, static_cast<uint32_t>(how.rate)) : 0;
-      if (own < how.min_weight) continue;
-      if (sum + own > target) break;
-      sum += own;
-    }
-    return {sum, i};
-  }
-
-  // How many of each block's tokens have the last distance: they are kept in order of id, so the blocks have their share of them in order, too.
-  // Returns how many the block keeps whose number is this thread's, how many this block keeps, and how many come before this thread's.
-  struct Shared {
-    uint64_t kept;
-    int equals_kept, equals_before;
-  };
-  MONOLANE_APART static Shared share_equals(uint64_t kept_in_all, Run run, uint32_t step) {
-    uint64_t equal = 0;
-MONOLANE_LOOP
-    for (int i = 0; i < run.count; i++) equal += run.distances[i] == run.last;
-    const Prefix own = prefix_of_block(equal);
-    if (thread_index() == 0) ptx::store_relaxed(kept_of(worker_index()) + 2, own.total << 32 | step);
-    const uint64_t theirs = thread_index() < kWorkers ? await_wide_word(kept_of(thread_index()) + 2, step) : 0;
-    const uint64_t before = prefix_of_block(theirs).before, kept = min(theirs, kept_in_all - min(kept_in_all, before));
-    if (thread_index() == worker_index()) found()[0] = kept;
-    sync_consumers();
-    return {kept, static_cast<int>(found()[0]), static_cast<int>(own.before)};
-  }
-
-  const Sampling& how_;
-  const uint32_t rate_;
-  const OwnTokens own_;
-  uint32_t* const distance_;
-  const int64_t top_;
-  const uint32_t step_;
+// How many tokens a bucket has, and their weight.
+struct Bucket {
+  uint64_t count, weight;
 };
 
-}  // namespace monolane
+MONOLANE_DEVICE uint64_t* histogram(uint32_t round) { return monolane_launch.histograms + round % kHistograms * 2 * kBuckets; }
+
+// All blocks' tokens at distances from `low` to `last`, in buckets of 2^shift distances; in the last bucket all that lie beyond. Returns this thread's.
+MONOLANE_APART Bucket add_up(uint32_t low, uint32_t last, int shift, bool counts, bool weights) {
+  const OwnTokens own = own_tokens();
+  const uint32_t* distances = sampling::distances(own);
+  uint64_t* sums = sampling::buckets();
+  uint32_t* own_counts = reinterpret_cast<uint32_t*>(sums + kBuckets);  // as wide as weights; the upper halves stay zero
+  const uint32_t round = shared::flags()->histograms;
+  uint64_t *totals = histogram(round), *next = histogram(round + 1);
+  constexpr int kCleared = divide_up(2 * kBuckets, kWorkers);
+  const int cleared = worker_index() * kCleared + thread_index();
+  if (thread_index() < kCleared && cleared < 2 * kBuckets) ptx::store_relaxed(&next[cleared], 0);
+  sums[thread_index()] = sums[kBuckets + thread_index()] = 0;
+  sync_consumers();
+  // Those in the last bucket, which are most, maybe, are not added one by one: all of a thread's at its end.
+  uint32_t count_beyond = 0;
+  uint64_t weight_beyond = 0;
+MONOLANE_LOOP
+  for (int i = thread_index();; i += kConsumers) {
+    const bool end = i >= own.count;
+    uint32_t bucket = kBuckets - 1, count = count_beyond;
+    uint64_t mass = weight_beyond;
+    if (!end) {
+      const uint32_t distance = distances[i];
+      if (distance < low || distance > last) continue;
+      mass = weights ? weight(distance) : 0, count = 1, bucket = (distance - low) >> shift;
+      if (bucket >= kBuckets - 1) {
+        count_beyond++, weight_beyond += mass;
+        continue;
+      }
+    }
+    if (mass) ptx::add_shared64(&sums[bucket], mass);
+    if (counts) ptx::add_shared(&own_counts[2 * bucket], count);
+    if (end) break;
+  }
+  sync_consumers();
+MONOLANE_LOOP
+  for (int b = thread_index(); b < 2 * kBuckets; b += kConsumers)
+    if (sums[b]) ptx::add_global(&totals[b], sums[b]);
+  grid_barrier();
+  if (thread_index() == 0) shared::flags()->histograms = round + 1;  // before the next round there are barriers
+  return {ptx::load_relaxed(&totals[kBuckets + thread_index()]), ptx::load_relaxed(&totals[thread_index()])};
+}
+
+// How far away a border hardly ever is: see reach() of launch.py. That may be too far to tell tokens apart, and so the blocks' best tokens are taken for
+// a sample of all: of a top-k of no more tokens than there are blocks, none is worse than the k-th of them.
+MONOLANE_DEVICE uint32_t reach(int64_t top) {
+  constexpr uint32_t kFar = 32u << kScoreBits;
+  if (!has_top_k() && monolane_launch.reach < kFar) return monolane_launch.reach;
+  const bool few = has_top_k() && how().top_k <= kWorkers;
+  const int64_t spread = top - score_of(nth_rank(few ? how().top_k : kWorkers));
+  const int times = few ? 1 : has_top_k() && how().top_k <= kVocab / 8 ? 2 : 4;
+  return static_cast<uint32_t>(min(static_cast<int64_t>(monolane_launch.reach), times * spread + kBuckets));
+}
+
+// Tokens nearer than `kept` are kept, and those from `dropped` on are not. `least`, `most`: of the weight that top-k keeps.
+struct Border {
+  uint32_t kept, dropped;
+  uint64_t least, most;
+};
+
+// Where the border of top-k and top-p is, as far as one histogram tells: in some bucket. What is in the bucket weighs little, so that the winner of
+// the race is hardly ever one of those.
+MONOLANE_DEVICE Border bracket(int64_t top) {
+  const uint32_t limit = reach(top);
+  const int shift = max(bit_width(limit + limit / (kBuckets / 2)) - kBucketBits, 0);  // the last bucket is for what lies beyond
+  const Bucket own = add_up(0, kFarthest, shift, has_top_k(), has_top_p());
+  const Prefix weights = prefix_of_block(own.weight);
+  uint64_t least = weights.total, most = weights.total;
+  uint32_t kept = 0, dropped = 0;  // buckets
+  if (has_top_k()) {
+    const Prefix counts = prefix_of_block(own.count);
+    const uint64_t wanted = static_cast<uint64_t>(how().top_k);
+    if (counts.passes(wanted - 1, own.count)) {
+      const bool whole = counts.before + own.count == wanted;
+      found()[0] = thread_index() + whole, found()[1] = thread_index() + 1;
+      found()[2] = weights.before + (whole ? own.weight : 0), found()[3] = weights.before + own.weight;
+    }
+    sync_consumers();
+    kept = static_cast<uint32_t>(found()[0]), dropped = static_cast<uint32_t>(found()[1]), least = found()[2], most = found()[3];
+  }
+  if (has_top_p()) {
+    if (weights.passes(share_of(least), own.weight)) found()[4] = thread_index(), found()[5] = own.weight;
+    if (weights.passes(share_of(most), own.weight)) found()[6] = thread_index() + 1;
+    sync_consumers();
+    kept = static_cast<uint32_t>(found()[4]), dropped = static_cast<uint32_t>(found()[6]);
+    const uint64_t each = weight(dropped << shift);  // about the least that a token in the last of these buckets weighs
+    if (dropped == kept + 1 && dropped < kBuckets && found()[5] < each + each / 2) kept = dropped;  // there is one token in it
+  }
+  return {kept << shift, dropped < kBuckets ? dropped << shift : kEverything, least, most};
+}
+
+// --- in doubt ---
+
+// Exactly: the distance at which the tokens up to it are as many as top-k keeps, or weigh as much as top-p wants of the weight of those up to `last`.
+MONOLANE_APART uint32_t last_kept(uint32_t last, bool by_weight) {
+  uint32_t low = 0;
+  uint64_t target = static_cast<uint64_t>(how().top_k) - 1;
+  int shift = max(bit_width(last) - kBucketBits, 0);
+MONOLANE_LOOP
+  for (bool first = true;; first = false) {
+    const Bucket bucket = add_up(low, last, shift, !by_weight, by_weight);
+    const uint64_t own = by_weight ? bucket.weight : bucket.count;
+    const Prefix prefix = prefix_of_block(own);
+    if (first && by_weight) target = share_of(prefix.total);
+    if (prefix.passes(target, own)) found()[0] = thread_index(), found()[1] = prefix.before;
+    sync_consumers();
+    low += static_cast<uint32_t>(found()[0]) << shift;
+    target -= found()[1];
+    if (!shift) return low;
+    last = min(low + ((1u << shift) - 1), last);
+    shift = max(shift - kBucketBits, 0);
+  }
+}
+
+MONOLANE_APART uint64_t sum_of_blocks(uint64_t own, Choice which, uint32_t step) {
+  const uint64_t total = prefix_of_block(own).total;
+  if (thread_index() == 0) publish64(choice_of(worker_index(), which), total, step);
+  return prefix_of_block(await_best(step, which)).total;
+}
+
+// The winner is a token in doubt. Whether it is kept can be told from how many tokens are nearer, and from their weight. If it is not, those as near
+// as it or farther are out, and the race is run again; if the winner is in doubt once more, with the exact border.
+MONOLANE_APART uint64_t resolve(uint64_t winner, uint32_t kept, uint64_t least, uint64_t most, uint32_t step) {
+  if (await_best(step, kFirst) == winner) found()[0] = await_wide_word(choice_of(thread_index(), kDistance), step);
+  sync_consumers();
+  const uint32_t distance = static_cast<uint32_t>(found()[0]);
+  const OwnTokens own = own_tokens();
+  const uint32_t* distances = sampling::distances(own);
+  uint64_t count = 0, nearer = 0;
+MONOLANE_LOOP
+  for (int i = thread_index(); i < own.count; i += kConsumers)
+    if (distances[i] < distance) count++, nearer += weight(distances[i]);
+  count = sum_of_blocks(count, kNearer, step), nearer = sum_of_blocks(nearer, kNearerWeight, step);
+  const bool among_k = !has_top_k() || count < static_cast<uint64_t>(how().top_k);
+  if (among_k && (!has_top_p() || nearer <= share_of(least))) return winner;
+  if (!among_k || nearer > share_of(most)) {
+    winner = race(kept, distance, kFirstAgain, step);
+    if (!is_doubtful(winner)) return winner;
+  }
+  uint32_t last = kFarthest;
+MONOLANE_LOOP
+  for (int by_weight = !has_top_k(); by_weight <= has_top_p(); by_weight++) last = last_kept(last, by_weight);
+  return race(last + 1, last + 1, kFirstExactly, step);
+}
+
+// --- all of it ---
+
+// `best`: the rank of the best token. Noise has been made.
+MONOLANE_DEVICE uint32_t draw(uint64_t best, uint32_t step) {
+  const int64_t top = score_of(best);
+  take_distances(top);
+  Border border{kEverything, kEverything, 0, 0};
+  if (has_top_k() || has_top_p()) border = bracket(top);
+  uint64_t winner = race(border.kept, border.dropped, kFirst, step);
+  if (is_doubtful(winner)) winner = resolve(winner, border.kept, border.least, border.most, step);
+  return racer_of(winner);
+}
+
+}  // namespace monolane::drawing

@@ -186,6 +186,7 @@ MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) {
   return emulate::shuffle("shuffle_xor(uint64_t)", value, emulate::lane_across(mask));
 }
+MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int lane) { return emulate::shuffle("shuffle", value, lane); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
   const int lane = emulate::lane();
   if (delta < 0) emulate::fail("shuffle_up: delta %d is negative", delta);
@@ -322,6 +323,16 @@ MONOLANE_DEVICE int32_t round_to_integer(float x) {  // to nearest even; beyond 
 MONOLANE_DEVICE uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return std::bit_cast<float>(x); }
 MONOLANE_DEVICE int leading_zeros(uint32_t x) { return std::countl_zero(x); }
+MONOLANE_DEVICE void or_shared(uint32_t* p, uint32_t bits) {
+  emulate::check_shared(p, sizeof *p, 4, "or_shared");
+  emulate::act();
+  __atomic_fetch_or(p, bits, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE void add_shared(uint32_t* p, uint32_t v) {
+  emulate::check_shared(p, sizeof *p, 4, "add_shared");
+  emulate::act();
+  __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
 MONOLANE_DEVICE void add_shared64(uint64_t* p, uint64_t v) {
   emulate::check_shared(p, sizeof *p, 8, "add_shared64");
   emulate::act();

@@ -56,19 +56,18 @@ struct Launch {
   uint32_t* parts;      // [position of the pass][split][query head's dimension]: attention over a split, bf16
   uint64_t* masses;     // [position of the pass][split][query head][a line]: logarithm of the split's weight, fp32
   uint64_t* choices;    // [workers][2][2]: each worker's best token, see sample.cuh
-  uint64_t* kept;       // [workers][3]: the weight of its tokens that may be drawn, those at the last distance
-  uint64_t* drawn;      // the token
-  struct List* lists;   // [workers][2]: its likeliest tokens, for top-k and for logprobs
+  struct List* lists;   // [workers]: its likeliest tokens, for logprobs
   uint64_t* sums;       // [workers][2]: its sum of weights for logprobs; and the score of the chosen token
   // Zero at launch.
   uint32_t* arrived;     // of the grid's barrier
-  uint64_t* histograms;  // [kHistograms][kBuckets]
+  uint64_t* histograms;  // [kHistograms][2][kBuckets]: weights, counts
   uint32_t* failed;      // not 0: a worker is stuck, everybody leaves
   // Whatever was there before.
   uint16_t* wide;       // activations of a wide pass: plain bf16
   float* wide_qkv;
   uint16_t* normed;     // [position of the pass]: the input of a norm where shared memory has no room for it
   uint32_t* scales;     // [position of the pass]: fp32, what such an input is to be multiplied with
+  uint32_t* noises;      // [vocab], where shared memory has no room
   uint32_t* distances;  // [vocabulary], where a block's own do not fit its shared memory
   TokenUse* used;       // [vocabulary], each looked at by its worker alone
   Entry* entries;      // host memory
@@ -81,7 +80,7 @@ struct Launch {
   int32_t context;
   int32_t adjusts_scores;  // by penalties or biases
   int32_t plain_greedy;    // nothing but the highest logit matters
-  int32_t unused;
+  uint32_t reach;          // the distance beyond which top-k and top-p hardly ever end
   Request request;
 };
 
@@ -103,7 +102,9 @@ constexpr int kResidualOffset = kSumsOffset + round_up(kBatchSums * 4, 128);
 constexpr int kAttendBytes = kResidualOffset - kXOffset;  // attention's scratch is the place of inputs and sums
 constexpr int kBarriersOffset = kResidualOffset + round_up(kMaxOwnedRows * kWidth * 4, 128);
 constexpr int kOwnOffset = kBarriersOffset + 4 * kSlots * 8;
-constexpr int kReduceOffset = kOwnOffset + round_up(kProjections * 8, 128);
+constexpr int kMostTokens = kForms[kHeadForm].most_tiles * kForms[kHeadForm].tile_rows;  // of the vocabulary, that a block has
+constexpr int kTouchedOffset = kOwnOffset + round_up(kProjections * 8, 128);
+constexpr int kReduceOffset = kTouchedOffset + round_up(divide_up(kMostTokens, 8), 128);
 constexpr int kSharedBytes = kReduceOffset + 512;
 constexpr int kWideXOffset = kWideSlots * kSlotBytes;  // a wide pass keeps its input in the upper slots of the ring
 static_assert(kWideXOffset + kWidth * kWideStride * 2 <= kRingBytes, "the input of a wide pass does not fit");
@@ -146,6 +147,7 @@ MONOLANE_DEVICE float* residual() { return at<float>(kResidualOffset); }
 MONOLANE_DEVICE uint64_t* full(int wide) { return at<uint64_t>(kBarriersOffset) + wide * 2 * kSlots; }
 MONOLANE_DEVICE uint64_t* empty(int wide) { return full(wide) + kSlots; }
 MONOLANE_DEVICE Own* own() { return at<Own>(kOwnOffset); }                          // [projections]
+MONOLANE_DEVICE uint32_t* touched() { return at<uint32_t>(kTouchedOffset); }        // [own tokens], bits: penalties or biases may change its score
 MONOLANE_DEVICE float* reduce() { return at<float>(kReduceOffset); }                // 32
 MONOLANE_DEVICE uint64_t* reduce64() { return at<uint64_t>(kReduceOffset + 128); }  // 32
 

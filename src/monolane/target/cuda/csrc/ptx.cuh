@@ -112,6 +112,7 @@ MONOLANE_DEVICE void take_registers() {
 MONOLANE_DEVICE void sync_warp() { __syncwarp(); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int lane) { return __shfl_sync(~0u, value, lane); }  // that of a lane
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) { return __shfl_up_sync(~0u, value, delta); }
 MONOLANE_DEVICE bool any(bool value) { return __any_sync(~0u, value); }
 
@@ -234,6 +235,8 @@ MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
 MONOLANE_DEVICE int leading_zeros(uint32_t x) { return __clz(static_cast<int>(x)); }
 MONOLANE_DEVICE void add_global(uint64_t* p, uint64_t v) { atomicAdd(p, v); }
+MONOLANE_DEVICE void or_shared(uint32_t* p, uint32_t bits) { atomicOr(p, bits); }
+MONOLANE_DEVICE void add_shared(uint32_t* p, uint32_t v) { atomicAdd(p, v); }
 // In shared memory there are additions of 32 bits alone: the first one tells of a carry.
 MONOLANE_DEVICE void add_shared64(uint64_t* p, uint64_t v) {
   uint32_t* words = reinterpret_cast<uint32_t*>(p);

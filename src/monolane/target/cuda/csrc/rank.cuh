@@ -51,8 +51,19 @@ MONOLANE_DEVICE uint64_t highest_of_block(uint64_t v) {
   return highest;
 }
 
-// The same as a function of its own, for those who are not in a hurry with the first one.
-MONOLANE_APART uint64_t highest_of_block_apart(uint64_t v) { return highest_of_block(v); }
+// The same in few instructions, for those who are not in a hurry with the first one: see sample.cuh.
+MONOLANE_APART uint64_t highest_of_warp_apart(uint64_t v) {
+MONOLANE_LOOP
+  for (int mask = 16; mask; mask >>= 1) v = max(v, ptx::shuffle_xor(v, mask));
+  return v;
+}
+MONOLANE_APART uint64_t highest_of_block_apart(uint64_t v) {
+  v = highest_of_warp_apart(v);
+  sync_consumers();  // the numbers of the last reduction have been read
+  if (lane_index() == 0) shared::reduce64()[warp_index()] = v;
+  sync_consumers();
+  return highest_of_warp_apart(shared::reduce64()[lane_index() % kConsumerWarps]);
+}
 
 // The sums over the threads before this one, and over all of them.
 struct Prefix {
@@ -60,8 +71,8 @@ struct Prefix {
   // Whether the running sum passes `target` at this thread, whose own number this is.
   MONOLANE_DEVICE bool passes(uint64_t target, uint64_t own) const { return before <= target && target < before + own; }
 };
-MONOLANE_DEVICE uint64_t running_sum_of_warp(uint64_t v) {
-#pragma unroll
+MONOLANE_APART uint64_t running_sum_of_warp(uint64_t v) {
+MONOLANE_LOOP
   for (int delta = 1; delta < 32; delta <<= 1) {
     const uint64_t lower = ptx::shuffle_up(v, delta);
     if (lane_index() >= delta) v += lower;
@@ -73,20 +84,16 @@ MONOLANE_APART Prefix prefix_of_block(uint64_t own) {
   sync_consumers();  // the numbers of the last reduction have been read
   if (lane_index() == 31) shared::reduce64()[warp_index()] = sum;
   sync_consumers();
-  Prefix prefix{sum - own, 0};
-#pragma unroll
-  for (int w = 0; w < kConsumerWarps; w++) {
-    const uint64_t theirs = shared::reduce64()[w];
-    if (w < warp_index()) prefix.before += theirs;
-    prefix.total += theirs;
-  }
-  return prefix;
+  const uint64_t of_warps = running_sum_of_warp(shared::reduce64()[lane_index() % kConsumerWarps]);
+  const uint64_t before = ptx::shuffle(of_warps, max(warp_index() - 1, 0));
+  return {(warp_index() ? before : 0) + sum - own, ptx::shuffle(of_warps, kConsumerWarps - 1)};
 }
 // What one thread has found, for all of them: behind the numbers of reductions.
 MONOLANE_DEVICE uint64_t* found() { return shared::reduce64() + 16; }
 
 // --- the best token ---
 
+MONOLANE_DEVICE void publish32(uint64_t* to, uint32_t value, uint32_t step) { ptx::store_relaxed(to, static_cast<uint64_t>(value) << 32 | step); }
 MONOLANE_DEVICE void publish64(uint64_t* to, uint64_t value, uint32_t step) {
   ptx::store_relaxed(to, value >> 32 << 32 | step);
   ptx::store_relaxed(to + 1, value << 32 | step);
@@ -98,8 +105,10 @@ MONOLANE_DEVICE uint64_t await64(const uint64_t* from, uint32_t step) {
 
 static_assert(kWorkers <= kConsumers, "a block has a thread for every block");
 
-// Of each block: the rank of its best token, with penalties and biases; and, for logprobs, by its logits alone.
-enum Choice { kBest, kLikeliest, kChoices };
+// Numbers that a block publishes: the rank of its best token, with penalties and biases; for logprobs, by its logits alone; and for draw.cuh, the
+// place in the race of its first token, up to three times, the distance of the first, and how many of its tokens are nearer than some distance, and
+// their weight.
+enum Choice { kBest, kLikeliest, kFirst, kFirstAgain, kFirstExactly, kDistance, kNearer, kNearerWeight, kChoices };
 MONOLANE_DEVICE uint64_t* choice_of(int worker, Choice which) { return monolane_launch.choices + 2 * (kChoices * worker + which); }
 
 MONOLANE_DEVICE void publish_best(uint64_t rank, uint32_t step, Choice which = kBest) {
@@ -122,23 +131,25 @@ MONOLANE_DEVICE OwnTokens own_tokens() {
   const int first = own.first_tile * kForms[kHeadForm].tile_rows;
   return {first, max(min(own.tiles * kForms[kHeadForm].tile_rows, kVocab - first), 0)};
 }
-constexpr int kMostTokens = kForms[kHeadForm].most_tiles * kForms[kHeadForm].tile_rows;
 
-// The scratch of sampling lies in the place of inputs and sums: a table of powers; ranks; the logits of this block's tokens, behind the input that
-// they come from, if there is room; and buckets.
-constexpr int kPowersBytes = 256 * 8, kSampleBytes = kPowersBytes + round_up(kWorkers * 8, 128);
+// The scratch of sampling lies in the place of inputs and sums: tables; ranks; the logits of this block's tokens, behind the input that they come
+// from, if there is room; buckets; and the noise of this block's tokens, if there is room.
+constexpr int kTableBytes = 256 * 8, kSampleBytes = 3 * kTableBytes + round_up(kWorkers * 8, 128);
 constexpr int kLogitsOffset = kXOffset + round_up(kSampleBytes > kPaddedCols<kHeadForm> * 2 ? kSampleBytes : kPaddedCols<kHeadForm> * 2, 128);
 constexpr int kLogitsEnd = kLogitsOffset + round_up(kMostTokens * 4, 128);
 constexpr bool kLogitsFit = kLogitsEnd <= kSumsOffset;
 constexpr int kBucketsOffset = kLogitsFit ? kLogitsEnd : kXOffset + kSampleBytes;
-constexpr int kBucketBits = 10, kBuckets = 1 << kBucketBits;
+constexpr int kBucketBits = 8, kBuckets = 1 << kBucketBits;  // a thread for every bucket
+constexpr int kNoisesOffset = kBucketsOffset + 2 * kBuckets * 8;
+constexpr bool kNoisesFit = kNoisesOffset + kMostTokens * 4 <= kResidualOffset;
 constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
-static_assert(kConsumers == 256, "a thread for every power");
-static_assert(kSampleBytes <= kXBytes && kBucketsOffset + kBuckets * 8 <= kResidualOffset, "the scratch of sampling does not fit");
+static_assert(kConsumers == 256 && kBuckets == kConsumers, "a thread for every entry of a table, and for every bucket");
+static_assert(kSampleBytes <= kXBytes && kNoisesOffset <= kResidualOffset, "the scratch of sampling does not fit");
 
+// In global memory they are for logprobs, which are those of the logits, while a draw writes distances in their place.
 MONOLANE_DEVICE void keep_logit(int local, int token, float logit) {
   if (kLogitsFit) shared::at<float>(kLogitsOffset)[local] = logit;
-  monolane_launch.logits[token] = logit;
+  if (!kLogitsFit || monolane_launch.request.logprobs >= 0) monolane_launch.logits[token] = logit;
 }
 
 // Calls `use(token's place among this block's own, logit)` for this thread's tokens: those whose logits it has kept (see finish_batch).
@@ -149,30 +160,42 @@ MONOLANE_LOOP
   for (int i = thread_index(); i < own.count; i += kConsumers) use(i, logits[i]);
 }
 
-// What penalties and biases need to know of this block's tokens; nobody else looks at it.
+// What penalties and biases need to know of this block's tokens; nobody else looks at it. Most tokens are not touched by them, and what is known of a
+// token is far away.
+MONOLANE_DEVICE void touch(int local) { ptx::or_shared(shared::touched() + local / 32, 1u << local % 32); }
 MONOLANE_APART void note_prompt() {
   const Request& request = monolane_launch.request;
   const OwnTokens own = own_tokens();
   for (int i = thread_index(); i < own.count; i += kConsumers) monolane_launch.used[own.first + i] = {0, 0};
+  for (int i = thread_index(); i < divide_up(own.count, 32); i += kConsumers) shared::touched()[i] = 0;
   sync_consumers();
   for (int64_t i = thread_index(); i < request.token_count; i += kConsumers)
-    if (own.has(request.tokens[i])) monolane_launch.used[request.tokens[i]].count = kSeen;
+    if (own.has(request.tokens[i])) monolane_launch.used[request.tokens[i]].count = kSeen, touch(request.tokens[i] - own.first);
   for (int64_t i = thread_index(); i < request.sampling.bias_count; i += kConsumers) {
     const Bias& bias = request.sampling.bias[i];
-    if (own.has(bias.token)) monolane_launch.used[bias.token].bias = static_cast<int32_t>(bias.value);
+    if (own.has(bias.token)) monolane_launch.used[bias.token].bias = static_cast<int32_t>(bias.value), touch(bias.token - own.first);
   }
   sync_consumers();
 }
 
 MONOLANE_APART void note_token(uint32_t token) {
+  const OwnTokens own = own_tokens();
+  if (thread_index() != 0 || !own.has(token)) return;
   TokenUse& used = monolane_launch.used[token];
-  if (thread_index() == 0 && own_tokens().has(token)) used.count = (used.count | kSeen) + 1;
+  used.count = (used.count | kSeen) + 1;
+  touch(token - own.first);
 }
 
-MONOLANE_APART int64_t adjusted(float logit, uint32_t token) {
+MONOLANE_APART int64_t adjusted(int64_t score, uint32_t token) {
   const TokenUse used = monolane_launch.used[token];
-  const int64_t score = to_score(logit);
   return (used.count ? penalised(score, used.count & (kSeen - 1), monolane_launch.request.sampling) : score) + used.bias;
+}
+
+// A token's score, with penalties and biases; `local`: its place among this block's own.
+MONOLANE_DEVICE int64_t adjusted_score(float logit, int local, const OwnTokens& own) {
+  const int64_t score = to_score(logit);
+  const bool touched = monolane_launch.adjusts_scores && shared::touched()[local / 32] >> local % 32 & 1;
+  return touched ? adjusted(score, own.first + local) : score;
 }
 
 // The best of this thread's tokens, with penalties and biases.
@@ -180,8 +203,7 @@ MONOLANE_APART uint64_t best_adjusted() {
   const OwnTokens own = own_tokens();
   uint64_t best = 0;
   each_logit(own, [&](int i, float logit) {
-    const uint32_t token = own.first + i;
-    best = max(best, logit != logit ? kNoNumberRank : rank_of(adjusted(logit, token), token));
+    best = max(best, logit != logit ? kNoNumberRank : rank_of(adjusted_score(logit, i, own), own.first + i));
   });
   return best;
 }
@@ -189,11 +211,14 @@ MONOLANE_APART uint64_t best_adjusted() {
 namespace sampling {
 
 MONOLANE_DEVICE uint64_t* powers() { return shared::at<uint64_t>(kXOffset); }
-MONOLANE_DEVICE uint64_t* ranks() { return shared::at<uint64_t>(kXOffset + kPowersBytes); }  // [workers]: of each one's best token
-MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kBucketsOffset); }         // [kBuckets]
-// [this block's tokens]: highest score - score, at most what 32 bits hold: a weight is zero long before, at any temperature up to 100.
-// Where logits are in shared memory, each takes the place of its logit.
+MONOLANE_DEVICE uint64_t* logarithms() { return powers() + 256; }
+MONOLANE_DEVICE uint64_t* stretches() { return powers() + 512; }
+MONOLANE_DEVICE uint64_t* ranks() { return powers() + 768; }                          // [workers]: of each one's best token
+MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kBucketsOffset); }  // [2][kBuckets]
+// [this block's tokens]: highest score - score, at most what 32 bits hold. Where logits are in shared memory, each takes the place of its logit.
 MONOLANE_DEVICE uint32_t* distances(const OwnTokens& own) { return kLogitsFit ? shared::at<uint32_t>(kLogitsOffset) : monolane_launch.distances + own.first; }
+
+MONOLANE_DEVICE uint32_t* noises(const OwnTokens& own) { return kNoisesFit ? shared::at<uint32_t>(kNoisesOffset) : monolane_launch.noises + own.first; }
 
 }  // namespace sampling
 
@@ -231,13 +256,12 @@ constexpr int kMostListed = kMaxLogprobs, kTooMany = 1 << 20;
 struct List {
   uint64_t count, ranks[2 * kMostListed];
 };
-// Of each block, by scores, for top-k, and by the logits alone, for logprobs.
-MONOLANE_DEVICE List* list_of(int worker, Choice which) { return monolane_launch.lists + kChoices * worker + which; }
+MONOLANE_DEVICE List* list_of(int worker) { return monolane_launch.lists + worker; }
 
 // This block's tokens from `threshold` on, no more than are wanted; kTooMany if it has no room for them. `rank(i)`: of its i-th token.
 template <class Rank>
-MONOLANE_DEVICE void publish_likeliest(const OwnTokens& own, Choice which, int wanted, uint64_t threshold, uint32_t step, Rank rank) {
-  List* mine = list_of(worker_index(), which);
+MONOLANE_DEVICE void publish_likeliest(const OwnTokens& own, int wanted, uint64_t threshold, uint32_t step, Rank rank) {
+  List* mine = list_of(worker_index());
   uint64_t below = kNoNumberRank;
   int count = 0;
 MONOLANE_LOOP
@@ -261,8 +285,8 @@ MONOLANE_LOOP
 }
 
 // All that was published, to `buckets`; returns how many there are, or, if they are more than there are threads, only that.
-MONOLANE_APART int collect_likeliest(Choice which, uint32_t step) {
-  const List* theirs = list_of(min(thread_index(), kWorkers - 1), which);
+MONOLANE_APART int collect_likeliest(uint32_t step) {
+  const List* theirs = list_of(min(thread_index(), kWorkers - 1));
   const uint64_t count = thread_index() < kWorkers ? await_wide_word(&theirs->count, step) : 0;
   const Prefix counts = prefix_of_block(count);
   if (counts.total > kConsumers) return kTooMany;

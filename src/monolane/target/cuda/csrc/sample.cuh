@@ -2,12 +2,9 @@
 // specification is program/sample.py. Integer sums do not depend on their order, so the token is the reference's, bit for bit.
 //
 //   1. Every block publishes the rank of its best token; all find the best of all. A greedy request is done.
-//   2. A small top-k: every block publishes its tokens that may be among those; all sort them out and draw the same one.
-//   3. A large top-k, and top-p: the last distance (highest score - score) that is kept is found by histograms over all blocks, ten
-//      bits of the distance a round. Tokens whose weight is zero are never drawn, so distances beyond those do not matter.
-//      Where a bucket has one token, or a distance several, the search is over.
-//   4. Every block publishes the weight of its tokens that are kept; all find the block that the random number falls into.
-//   5. That block finds the token and publishes it.
+//   2. Top-k and top-p: all blocks add up one histogram of distances (highest score - score). It tells all but what is in the bucket of the border.
+//   3. Every block publishes the place in the race of its first token that is kept, or may be. All find the winner.
+//   4. In doubt, which is seldom: the border's distance is found exactly, bucket by bucket, and the race is run again.
 //
 // A token is chosen every few hundred microseconds, and by then its instructions have left the caches: what takes time is how many different ones
 // there are. So loops stay loops, and what is needed more than once is a function of its own.
@@ -40,7 +37,7 @@ MONOLANE_LOOP
         ptx::store_relaxed(chosen_score(), static_cast<uint64_t>(score) << 32 | step_);
       }
     }
-    publish_likeliest(own_, kLikeliest, wanted_, threshold, step_, [&](int i) { return rank_of(logit(i), own_.first + i); });
+    publish_likeliest(own_, wanted_, threshold, step_, [&](int i) { return rank_of(logit(i), own_.first + i); });
     if (worker_index() == 0) write(top, entry);
   }
 
@@ -53,7 +50,7 @@ MONOLANE_LOOP
   // sort at once, as where all logits are equal, it takes the first ones one after the other.
   MONOLANE_DEVICE void write(int64_t top, Entry* entry) {
     const uint64_t sum = prefix_of_block(thread_index() < kWorkers ? await64(sum_of(thread_index()), step_) : 0).total;
-    const int count = collect_likeliest(kLikeliest, step_);
+    const int count = collect_likeliest(step_);
     if (count == kTooMany)
       write_in_order(top, entry);
     else
@@ -78,7 +75,7 @@ MONOLANE_LOOP
     if (higher < wanted_) put(higher, rank, top, entry);
   }
   MONOLANE_DEVICE void write_in_order(int64_t top, Entry* entry) const {
-    const List* theirs = list_of(min(thread_index(), kWorkers - 1), kLikeliest);
+    const List* theirs = list_of(min(thread_index(), kWorkers - 1));
     const int count = thread_index() < kWorkers ? static_cast<int>(await_wide_word(&theirs->count, step_)) : 0;
     int next = 0;
 MONOLANE_LOOP
@@ -98,12 +95,20 @@ MONOLANE_APART void report_logprobs(uint32_t token, Entry* entry, uint32_t step)
 // The token at `position`, the same for all blocks. Apart: it is long, and not on the way of a plain greedy request.
 MONOLANE_APART uint32_t choose(int64_t position, int64_t made, uint32_t step) {
   const Request& request = monolane_launch.request;
-  sampling::powers()[thread_index()] = kPowers[thread_index()];
+  const bool greedy = request.sampling.greedy;
+  // What can be done before the others' best tokens are here.
+  const uint64_t power = kPowers[thread_index()], logarithm = kLogarithms[thread_index()], stretch = kStretches[thread_index()];
+  sampling::powers()[thread_index()] = power, sampling::logarithms()[thread_index()] = logarithm, sampling::stretches()[thread_index()] = stretch;
+  if (!greedy) {
+    const uint64_t random = random_bits(request.sampling.seed, static_cast<uint64_t>(position));
+    sync_consumers();
+    drawing::make_noise(random);
+  }
   const uint64_t theirs = await_best(step - 1, kBest);
   if (thread_index() < kWorkers) sampling::ranks()[thread_index()] = theirs;
   const uint64_t best = highest_of_block_apart(theirs);
   if (best >= kAbortRank) return token_of(best);
-  const uint32_t token = request.sampling.greedy ? token_of(best) : Draw(best, step).token(position);
+  const uint32_t token = greedy ? token_of(best) : drawing::draw(best, step);
   if (request.logprobs >= 0) report_logprobs(token, monolane_launch.entries + made, step);
   if (monolane_launch.adjusts_scores) note_token(token);
   sync_consumers();  // the scratch is free for others
