@@ -1,7 +1,9 @@
 """The reference sampler: does what its parameters promise, and its arithmetic is what it says it is."""
 
+import doctest
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,3 +206,10 @@ def test_infinite_logits_are_limited() -> None:
         Sampler(Sampling(temperature=1.0), 3, NOTHING).choose(np.array([-np.inf, 0.0, -np.inf], np.float32), 0).token
         == 1
     )
+
+
+def test_the_examples_of_the_page_on_sampling_are_true() -> None:
+    page = Path(__file__).parents[2] / "docs" / "sampling.md"
+    outcome = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert outcome.attempted
+    assert not outcome.failed
