@@ -1,7 +1,9 @@
 """The reference sampler: does what its parameters promise, and its arithmetic is what it says it is."""
 
+import doctest
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monolane.errors import TargetError
-from monolane.program.sample import RATE_BITS, WEIGHT_BITS, Sampler, Sampling, random_bits, to_scores, weights
+from monolane.program.sample import (
+    NOISE_BITS,
+    RANDOM_BITS,
+    RATE_BITS,
+    TIME_BITS,
+    WEIGHT_BITS,
+    Sampler,
+    Sampling,
+    mixed_bits,
+    noise,
+    race_times,
+    random_bits,
+    to_scores,
+    weights,
+)
 
 LOGITS = np.array([1.0, 3.0, 2.0, -1.0, 2.5, 0.0], np.float32)
 NOTHING = np.array([], np.int64)
@@ -29,11 +45,20 @@ def test_greedy_takes_the_highest_and_the_first_of_equals() -> None:
 
 def test_temperature_one_draws_from_the_softmax() -> None:
     count = 20000
-    found = draws({"temperature": 1.0}, count)
-    expected = np.exp(LOGITS) / np.exp(LOGITS).sum()
-    for token, share in enumerate(expected):
+    check_shares(draws({"temperature": 1.0}, count), np.exp(LOGITS), count)
+
+
+def test_what_is_kept_keeps_its_ratios() -> None:
+    count = 5000
+    kept = np.where(LOGITS >= 2.0, np.exp(LOGITS / 0.7), 0.0)
+    check_shares(draws({"temperature": 0.7, "top_k": 3}, count), kept, count)
+
+
+def check_shares(found: Counter[int], expected: np.ndarray, count: int) -> None:
+    """So often was every token drawn as its share of ``expected`` says, give or take five standard deviations."""
+    for token, share in enumerate(expected / expected.sum()):
         deviation = math.sqrt(share * (1 - share) / count)
-        assert abs(found[token] / count - share) < 5 * deviation
+        assert abs(found[token] / count - share) <= 5 * deviation
 
 
 def test_low_temperature_is_greedy_and_high_is_even() -> None:
@@ -50,6 +75,40 @@ def test_top_k_top_p_and_min_p_keep_what_they_promise() -> None:
     # exp(2.5 - 3) = 0.61 of the likeliest, exp(2 - 3) = 0.37
     assert set(draws({"temperature": 1.0, "min_p": 0.5})) == {1, 4}
     assert set(draws({"temperature": 1.0, "min_p": 0.3})) == {1, 4, 2}
+
+
+def test_tokens_of_equal_score_stay_together() -> None:
+    equals = np.array([1.0, 2.0, 1.0, 0.0, 1.0], np.float32)
+
+    def kept(logits: np.ndarray = equals, **fields: object) -> set[int]:
+        return set(draws({"temperature": 1.0, **fields}, 200, logits))
+
+    assert kept(top_k=1) == {1}
+    for top_k in (2, 3, 4):
+        assert kept(top_k=top_k) == {0, 1, 2, 4}
+    # softmax: 1 has 0.45, each of the three 0.17, 3 has 0.06
+    assert kept(top_p=0.4) == {1}
+    for top_p in (0.5, 0.7, 0.9):
+        assert kept(top_p=top_p) == {0, 1, 2, 4}
+    # of the three tokens that top-k keeps 1 has 0.58, and the others 0.21 each
+    assert kept(equals[:4], top_k=3, top_p=0.55) == {1}
+    assert kept(equals[:4], top_k=2, top_p=0.6) == {0, 1, 2}
+
+
+def test_a_token_that_is_out_does_not_change_the_race_of_the_others() -> None:
+    def token(position: int, **fields: object) -> int:
+        sampling = Sampling(temperature=1.5, seed=7, **fields)  # type: ignore[arg-type]
+        return Sampler(sampling, len(LOGITS), NOTHING).choose(LOGITS, position).token
+
+    free = [token(position) for position in range(200)]
+    for kept, fields in (
+        ({1, 4, 2}, {"top_k": 3}),
+        ({1, 4}, {"min_p": 0.7}),  # exp((2.5 - 3) / 1.5) = 0.72 of the likeliest
+        ({0, 2, 3, 4, 5}, {"logit_bias": ((1, -100.0),)}),
+    ):
+        narrowed = [token(position, **fields) for position in range(200)]
+        assert kept.issuperset(narrowed)
+        assert {a for a, b in zip(free, narrowed, strict=True) if a != b} == set(free) - kept
 
 
 def test_penalties_and_bias_move_the_choice() -> None:
@@ -92,6 +151,41 @@ def test_random_bits_are_philox() -> None:
     assert random_bits(0, 0) == 0xE169C58D_6627E8D5
 
 
+def test_mixed_bits_are_splitmix() -> None:
+    # Known answers of SplitMix64 for seed 0.
+    assert mixed_bits(0, 3).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_noise_is_the_logarithm_of_an_exponential_number() -> None:
+    count = 1 << 18
+    bits = [int(number) for number in mixed_bits(random_bits(7, 5), count)]
+    doublings = np.array([24 - (number & 0xFFFFFF).bit_length() for number in bits])
+    x = np.array([2 * (number >> 24) + 1 for number in bits]) / 2**RANDOM_BITS
+    exact = np.log2(doublings * math.log(2) - np.log1p(-x))
+    assert np.abs(noise(7, 5, count) / 2**NOISE_BITS - RANDOM_BITS - exact).max() < 5e-6
+
+
+def test_noise_is_distributed_exponentially() -> None:
+    count = 1 << 18
+    for position in range(3):
+        numbers = np.sort(2.0 ** (noise(11, position, count) / 2**NOISE_BITS - RANDOM_BITS))
+        shares = 1 - np.exp(-numbers)
+        places = np.arange(count)
+        distance = max((shares - places / count).max(), ((places + 1) / count - shares).max())
+        assert distance < 1.95 / math.sqrt(count)  # Kolmogorov and Smirnov: more in one of a thousand
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1000), st.floats(0.05, 5))
+def test_times_are_distances_plus_noise(distance: float, temperature: float) -> None:
+    rate = Sampling(temperature=temperature).fixed().rate
+    noises = noise(3, 9, 1)
+    time = int(race_times(np.array([round(distance * 2**20)]), rate, noises)[0]) / 2**TIME_BITS
+    expected = distance / temperature / math.log(2) + int(noises[0]) / 2**NOISE_BITS
+    rounding = 1e-5 + distance / 2 ** (RATE_BITS + 1)  # of the rate, to half a unit
+    assert time == pytest.approx(min(expected, 256), abs=rounding)
+
+
 @settings(deadline=None)
 @given(st.floats(0, 30), st.floats(0.05, 5))
 def test_integer_weights_are_exponentials(distance: float, temperature: float) -> None:
@@ -112,3 +206,10 @@ def test_infinite_logits_are_limited() -> None:
         Sampler(Sampling(temperature=1.0), 3, NOTHING).choose(np.array([-np.inf, 0.0, -np.inf], np.float32), 0).token
         == 1
     )
+
+
+def test_the_examples_of_the_page_on_sampling_are_true() -> None:
+    page = Path(__file__).parents[2] / "docs" / "sampling.md"
+    outcome = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert outcome.attempted
+    assert not outcome.failed

@@ -108,11 +108,15 @@ def test_flat_and_peaked_alike_with_any_share_of_any_vocabulary(
 
 @pytest.mark.parametrize("top_k", [1, 2, 2500, 5002])
 @pytest.mark.parametrize("top_p", [1.0, 0.5, 1e-12])
-def test_of_equals_the_lowest_ids_are_kept(top_k: int, top_p: float) -> None:
+def test_of_equals_all_are_kept(top_k: int, top_p: float) -> None:
+    target = scaled_target(5003, 3, 0.0)
     for seed in range(20):
-        sampling = Sampling(temperature=1.0, top_k=top_k, top_p=top_p, seed=seed)
-        (token,), _ = run(scaled_target(5003, 3, 0.0), Request([1], 0, 1, frozenset(), sampling))
-        assert token.id < max(1, round(top_k * top_p))
+        free = Sampling(temperature=1.0, seed=seed)
+        narrowed = replace(free, top_k=top_k, top_p=top_p)
+        (token,), _ = run(target, Request([1], 0, 1, frozenset(), narrowed))
+        assert token.id == Sampler(free, 5003, np.array([1])).choose(np.zeros(5003, np.float32), 1).token
+    # Logits of a few different values: the border is among equals, and some tokens are beyond it.
+    check(scaled_target(5003, 3, 1e-6), [1], narrowed, 20)
 
 
 def test_the_interpreter_makes_the_same_tokens(target: Target) -> None:

@@ -2,8 +2,8 @@
 
 A kernel decodes on its own; a form (JSON, a regular expression) is known to the host alone. So the host asks for one
 token at a time: each is a run of its own that finds everything before it in the cache. What is forbidden is pushed out
-of the draw by a bias that no logit can make up for, which every target's sampler can do. The draw depends on the seed
-and the position alone, so a form that allows everything changes nothing.
+of the draw by a bias that no logit can make up for, which every target's sampler can do. A token's random number is
+made of the seed, the position and its id alone, so a form that allows everything changes nothing.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ class SamplingParams:
     max_tokens          tokens to make at most; None: until the context is full
     temperature         0 is greedy; 1 is the model's own distribution; higher is wilder
     top_k, top_p, min_p keep the k likeliest tokens (0: all), the smallest set that holds probability p (1: all),
-                        the tokens at least min_p times as likely as the likeliest (0: all)
+                        the tokens at least min_p times as likely as the likeliest (0: all); equally likely tokens stay
+                        together
     seed                None: a fresh one is drawn, and reported in the result
     stop                text that ends the answer, one string or several; it is not part of the answer
     stop_token_ids      tokens that end the answer, besides the model's own end tokens

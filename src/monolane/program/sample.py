@@ -212,7 +212,7 @@ def noise(seed: int, position: int, count: int) -> NDArray[np.uint64]:
     how often ln 2 is to be added to -ln(1 - x), with x between 0 and 1/2 from the others. As x times a factor near to
     1, which is tabled, that is as precise for small x, which win, as for large.
     """
-    bits = _mixed(random_bits(seed, position), count)
+    bits = mixed_bits(random_bits(seed, position), count)
     doublings = np.uint64(24) - _bit_width(bits & np.uint64((1 << 24) - 1))
     x = ((bits >> np.uint64(24)) << np.uint64(1)) | np.uint64(1)  # in steps of 2**-42
     stretch = _interpolated(STRETCHES, x >> np.uint64(33), (x >> np.uint64(1)) & np.uint64(0xFFFFFFFF))
@@ -236,8 +236,8 @@ def _bit_width(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return np.frexp(numbers.astype(np.float64))[1].astype(np.uint64)
 
 
-def _mixed(state: int, count: int) -> NDArray[np.uint64]:
-    """The first numbers of SplitMix64."""
+def mixed_bits(state: int, count: int) -> NDArray[np.uint64]:
+    """The first numbers of SplitMix64: one for each id."""
     bits = np.uint64(state) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

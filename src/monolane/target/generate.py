@@ -65,7 +65,9 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
 def sampling_tables(qualifier: str) -> list[str]:
     """Powers and logarithms for drawing a token."""
     tables = {"kPowers": sample.POWERS, "kLogarithms": sample.LOGARITHMS, "kStretches": sample.STRETCHES}
-    return [f"{qualifier} uint64_t {name}[] = {braces(f'{value}u' for value in table)};" for name, table in tables.items()]
+    return [
+        f"{qualifier} uint64_t {name}[] = {braces(f'{value}u' for value in table)};" for name, table in tables.items()
+    ]
 
 
 def tables(program: Program, qualifier: str) -> list[str]:

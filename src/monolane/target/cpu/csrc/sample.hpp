@@ -1,12 +1,13 @@
-// Sampling in integers: the same arithmetic as program/sample.py, so the same token. What is summed is integers, and
-// what is compared is (distance, id), so nothing depends on the order of the work, or on who does it: every worker has a
-// share of the vocabulary, consecutive ids, and what the shares must know of each other crosses at hand-offs.
+// Sampling in integers: the same arithmetic as program/sample.py, so the same token. Sums are of integers, and the draw is
+// the lowest (time, id), so nothing depends on the order of the work, or on who does it: every worker has a share of the
+// vocabulary, consecutive ids, and what the shares must know of each other crosses at hand-offs.
 #pragma once
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <vector>
 
 #include "integers.hpp"
@@ -29,14 +30,27 @@ inline uint64_t branchless_weight(int64_t distance, uint64_t rate) {
   return whole > kWeightBits ? 0 : power >> (whole & 63);
 }
 
-// The weights of some scores; their sum.
-inline uint64_t weigh(const int64_t* __restrict scores, uint64_t* __restrict weights, int count, int64_t top, uint64_t rate) {
+// The weights of some scores, 0 for those below `lowest`; their sum.
+inline uint64_t weigh(const int64_t* __restrict scores, uint64_t* __restrict weights, int count, int64_t top, int64_t lowest,
+                      uint64_t rate) {
   uint64_t mass = 0;
   for (int i = 0; i < count; i++) {
-    weights[i] = branchless_weight(top - scores[i], rate);
+    const uint64_t weight = branchless_weight(top - scores[i], rate);
+    weights[i] = scores[i] >= lowest ? weight : 0;
     mass += weights[i];
   }
   return mass;
+}
+
+// 0 where a token surely reaches the end of the race after `time`, else 1. That is 0 for nearly all tokens and, as it needs no
+// table and no branch, found in vectors: noise_of is the logarithm of at least 2x + 1, where x are the bits above the lowest
+// 24, so no less than the number of digits of x.
+inline uint64_t may_arrive_by(uint64_t time, int64_t distance, uint64_t rate, uint64_t bits) {
+  constexpr int kDoublingBits = 24;
+  const uint64_t exponent = static_cast<uint64_t>(std::min(distance, kDistanceLimit)) * rate;
+  const int64_t left = static_cast<int64_t>(time) - static_cast<int64_t>(exponent >> (kExponentBits - kTimeBits));
+  const int64_t digits = std::min<int64_t>(left >> kTimeBits, 63) & 63;
+  return uint64_t(left >= 0) & uint64_t(bits >> kDoublingBits >> digits == 0);
 }
 
 // The sum of the weights at temperature 1, before penalties; in two steps, because vectors of 4 and of 8 bytes do not mix.
@@ -47,7 +61,7 @@ inline uint64_t raw_mass(const float* logits, int count, int64_t top) {
   for (int start = 0; start < count; start += kStretch) {
     const int size = std::min(kStretch, count - start);
     for (int i = 0; i < size; i++) scores[i] = score_of(logits[start + i]);
-    mass += weigh(scores, weights, size, top, kUnitRate);
+    mass += weigh(scores, weights, size, top, INT64_MIN, kUnitRate);
   }
   return mass;
 }
@@ -152,15 +166,15 @@ class Sampler {
     int worker, first, last;  // ids first .. last - 1
     int stage = 0;
     std::vector<int32_t> seen;        // tokens of prompt and answer, each once
-    std::vector<int32_t> candidates;  // for the border of top-k or top-p, in order of id
+    std::vector<int32_t> candidates;  // for the border of top-k or top-p
     uint64_t spare[kBuckets];         // see fill
     // Told to the others.
     int not_numbers = 0;
     int32_t raw_top = 0;
     int64_t top = 0, lowest = 0;
-    uint64_t raw_mass = 0, mass = 0, kept_mass = 0;
+    uint64_t raw_mass = 0, mass = 0;
+    uint64_t time = 0;  // at which the first of its tokens reaches the end of the race
     Likeliest likeliest;
-    int64_t ties[2] = {};  // of top-k, of top-p
     uint64_t buckets[kBuckets];
     uint64_t merged[kBuckets];  // its part of the sum of all workers' buckets
   };
@@ -234,91 +248,98 @@ class Sampler {
     return static_cast<int32_t>(std::find(scores_.begin() + mine.first, scores_.begin() + mine.last, top) - scores_.begin());
   }
 
-  // A token where it is in this share. Tokens that are not kept lose their weight on the way.
+  // A token where it is in this share.
   int32_t draw(Share& mine, const Common& all, int64_t position) {
     const Sampling& how = request_.sampling;
-    mine.mass = weigh(scores_.data() + mine.first, weights_.data() + mine.first, mine.last - mine.first, all.top, how.rate);
-    if (how.top_k && how.top_k < kVocab) {
-      narrow<false>(mine, all, 0, static_cast<uint64_t>(how.top_k));
-      mine.mass = drop_lighter(mine, 0);
+    int64_t lowest = INT64_MIN;  // of the scores that are kept
+    if (how.top_k > 0 && how.top_k < kVocab) lowest = top_k_border(mine, all);
+    if (how.top_p < uint64_t(1) << kShareBits) lowest = top_p_border(mine, all, lowest);
+    lowest = std::max(lowest, min_p_bound(all.top));
+    const int32_t token = race(mine, all.top, lowest, random_bits(how.seed, static_cast<uint64_t>(position)));
+    meet(mine);
+    const auto earlier = [](const Share& a, const Share& b) { return a.time < b.time; };
+    const auto winner = std::min_element(shares_.begin(), shares_.end(), earlier);  // of equals the first: its ids are lower
+    return winner->worker == mine.worker ? token : kNone;
+  }
+
+  // The first of the share's tokens to reach the end of the race; kNone where all come so late that they cannot win.
+  int32_t race(Share& mine, int64_t top, int64_t lowest, uint64_t state) const {
+    const Sampling& how = request_.sampling;
+    const int64_t* scores = scores_.data();
+    int32_t first = kNone;
+    mine.time = kLargestTime;
+    for (int start = mine.first; start < mine.last; start += kStretch) {
+      const int end = std::min(mine.last, start + kStretch);
+      int64_t highest = INT64_MIN;
+      for (int id = start; id < end; id++) highest = std::max(highest, scores[id]);
+      if (highest < lowest) continue;
+      uint64_t any = 0;
+      for (int id = start; id < end; id++) any |= may_arrive_by(mine.time, top - scores[id], how.rate, mixed_bits(state, id));
+      if (!any) continue;
+      for (int id = start; id < end; id++) {
+        const int64_t distance = top - scores[id];
+        const uint64_t bits = mixed_bits(state, id);
+        if (scores[id] < lowest || !may_arrive_by(mine.time, distance, how.rate, bits)) continue;
+        if (weight_of(distance, how.rate) < how.min_weight) continue;
+        const uint64_t time = race_time(distance, how.rate, noise_of(bits, kLogarithms, kStretches));
+        if (time >= mine.time) continue;
+        mine.time = time;
+        first = id;
+      }
     }
+    return first;
+  }
+
+  // Tokens below this score are lighter than min-p asks for. Above it some are, too: it is known to a factor of two.
+  int64_t min_p_bound(int64_t top) const {
+    const Sampling& how = request_.sampling;
+    if (!how.min_weight || !how.rate) return INT64_MIN;
+    const uint64_t halvings = kWeightBits + 2 - std::bit_width(how.min_weight);  // after which any weight is too light
+    const int64_t distance = static_cast<int64_t>((halvings << kExponentBits) / how.rate);
+    return distance < kDistanceLimit ? top - distance : INT64_MIN;
+  }
+
+  // The lowest score that top-k keeps.
+  int64_t top_k_border(Share& mine, const Common& all) {
+    std::iota(mine.candidates.begin(), mine.candidates.end(), mine.first);
+    return border<false>(mine, all, mine.last - mine.first, static_cast<uint64_t>(request_.sampling.top_k));
+  }
+
+  // The lowest score that top-p keeps of those from `lowest` on.
+  int64_t top_p_border(Share& mine, const Common& all, int64_t lowest) {
+    const Sampling& how = request_.sampling;
+    uint64_t* weights = weights_.data();
+    mine.mass = weigh(scores_.data() + mine.first, weights + mine.first, mine.last - mine.first, all.top, lowest, how.rate);
     meet(mine);
     uint64_t total = 0;
     for (const Share& share : shares_) total += share.mass;
     const uint64_t needed = static_cast<uint64_t>((static_cast<unsigned __int128>(total) * how.top_p) >> kShareBits);
     // Tokens below this weight, and those behind them, have together less than what may be left away: the border is before
     // them. The half is for weights that, by a rounding, are not in the order of distances.
-    if (needed < total) narrow<true>(mine, all, std::max<uint64_t>(1, (total - needed) / kVocab / 2), needed);
-    mine.kept_mass = drop_lighter(mine, how.min_weight);
-    meet(mine);
-    uint64_t before = 0;
-    total = 0;
-    for (const Share& share : shares_) {
-      total += share.kept_mass;
-      if (share.worker < mine.worker) before += share.kept_mass;
-    }
-    const uint64_t target = static_cast<uint64_t>(
-        (static_cast<unsigned __int128>(random_bits(how.seed, static_cast<uint64_t>(position))) * total) >> 64);
-    if (target < before || target - before >= mine.kept_mass) return kNone;
-    return walk(mine, target - before);
-  }
-
-  // Returns the mass of those that are left.
-  uint64_t drop_lighter(const Share& mine, uint64_t least) {
-    uint64_t* weights = weights_.data();
-    uint64_t mass = 0;
-    for (int id = mine.first; id < mine.last; id++) {
-      weights[id] = weights[id] >= least ? weights[id] : 0;
-      mass += weights[id];
-    }
-    return mass;
-  }
-
-  // The first id whose running sum exceeds the target, which is below the share's sum.
-  int32_t walk(const Share& mine, uint64_t target) const {
-    const uint64_t* weights = weights_.data();
-    int id = mine.first;
-    uint64_t running = 0;
-    for (;; id += kStretch) {
-      uint64_t mass = 0;
-      for (int i = id; i < std::min(mine.last, id + kStretch); i++) mass += weights[i];
-      if (running + mass > target) break;
-      running += mass;
-    }
-    while ((running += weights[id]) <= target) id++;
-    return id;
-  }
-
-  // Keep the shortest run of tokens, in the order (distance rises, id rises), whose number or weight reaches `needed`: the
-  // border's distance digit by digit, from the highest, and among equals by id. None below `least` is at the border.
-  template <bool kByWeight>
-  void narrow(Share& mine, const Common& all, uint64_t least, uint64_t needed) {
-    const int64_t* scores = scores_.data();
-    uint64_t* weights = weights_.data();
+    const uint64_t least = std::max<uint64_t>(1, (total - needed) / kVocab / 2);
     int32_t* candidates = mine.candidates.data();
     int count = 0;
     for (int id = mine.first; id < mine.last; id++) {
       candidates[count] = id;
       count += weights[id] >= least;
     }
-    int64_t border = 0;
+    return border<true>(mine, all, count, needed);
+  }
+
+  // The score at which the candidates' number or weight, from the highest score down, reaches `needed`: its distance digit by
+  // digit, from the highest.
+  template <bool kByWeight>
+  int64_t border(Share& mine, const Common& all, int count, uint64_t needed) {
+    int64_t distance = 0;
     uint64_t before = 0;
     for (int shift = std::bit_width(static_cast<uint64_t>(all.top - all.lowest)); shift > 0;) {
       shift = std::max(0, shift - kBucketBits);
-      fill<kByWeight>(mine, count, all.top - border, shift);
+      fill<kByWeight>(mine, count, all.top - distance, shift);
       const int64_t bucket = border_bucket(mine, needed, before);
-      count = keep_bucket(mine, count, all.top - border, shift, bucket);
-      border += bucket << shift;
+      count = keep_bucket(mine, count, all.top - distance, shift, bucket);
+      distance += bucket << shift;
     }
-    // All candidates that are left are equally far away, and weigh the same.
-    const uint64_t each = kByWeight ? weight_of(border, request_.sampling.rate) : 1;
-    mine.ties[kByWeight] = count;
-    meet(mine);
-    int64_t kept = std::max<int64_t>(1, static_cast<int64_t>((needed - before + each - 1) / each));
-    for (int w = 0; w < mine.worker; w++) kept -= shares_[w].ties[kByWeight];
-    const int64_t lowest = all.top - border;
-    for (int id = mine.first; id < mine.last; id++) weights[id] = scores[id] >= lowest ? weights[id] : 0;
-    for (int64_t i = std::max<int64_t>(0, kept); i < count; i++) weights[candidates[i]] = 0;
+    return all.top - distance;
   }
 
   // The candidates' number or weight in each bucket. Every other one goes to a second set of buckets, so that additions to
