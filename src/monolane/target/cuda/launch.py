@@ -58,6 +58,8 @@ class Launch(Structure):
         ("adjusts_scores", c_int32),
         ("plain_greedy", c_int32),
         ("reach", c_uint32),
+        ("zero", c_uint32),
+        ("unused", c_uint32),
         ("request", structs.Request),
     ]
 

@@ -81,6 +81,8 @@ struct Launch {
   int32_t adjusts_scores;  // by penalties or biases
   int32_t plain_greedy;    // nothing but the highest logit matters
   uint32_t reach;          // the distance beyond which top-k and top-p hardly ever end
+  uint32_t zero;           // 0, which the compiler must not know: see Cursor::leave
+  uint32_t unused;
   Request request;
 };
 

@@ -28,6 +28,15 @@ struct Place {
   MONOLANE_DEVICE char* memory() const { return shared::ring() + slot * kSlotBytes; }
 };
 
+// A number that nobody knows before all loads have been performed.
+template <int kCount>
+MONOLANE_DEVICE uint32_t mixed(const Word4* loaded) {
+  uint32_t all = 0;
+#pragma unroll
+  for (int j = 0; j < kCount; j++) all ^= loaded[j].x;
+  return all;
+}
+
 template <bool kWide>
 class Producer {
  public:
@@ -181,7 +190,7 @@ struct Cursor {
     // Also those behind a short chunk: a load is cheaper than a condition, and they are not used.
 #pragma unroll
     for (int j = 0; j < kMost; j++) weights[j] = from[j * kGroupWarps * 32];
-    leave();
+    leave(mixed<kMost>(weights));
   }
 
   // The group's next chunk is there.
@@ -193,10 +202,11 @@ struct Cursor {
     return place.memory();
   }
 
-  // This warp has taken what it wants of it.
-  MONOLANE_DEVICE void leave() {
+  // This warp has taken what it wants of it. Loads that were issued need not have been performed: they may be stuck behind others, while an arrival is
+  // not, and then the slot would be overwritten under them. So the arrival depends on what they have brought: `loaded` is made of all of it.
+  MONOLANE_DEVICE void leave(uint32_t loaded) {
     ptx::sync_warp();
-    if (lane_index() == 0) ptx::barrier_arrive(place.empty());
+    if (lane_index() == 0) ptx::barrier_arrive(place.empty() + (loaded & monolane_launch.zero));
     place.advance(kGroups);
   }
 

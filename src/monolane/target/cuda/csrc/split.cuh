@@ -164,12 +164,13 @@ class Split {
       for (; left_ > 0 && !mine; left_--) {
         mine = chunk_ / (kGroups * kChunkBlocks) % kTurns == warp / kChunkBlocks;
         const char* chunk = cursor.await();
+        uint32_t loaded = 0;
         if (mine && chunk_ + n < streamed_end_) {
-          held_.take_keys(i, chunk, n);
-          if (kValues) held_.take_values(i, chunk, n);
+          loaded = held_.take_keys(i, chunk, n);
+          if (kValues) loaded ^= held_.take_values(i, chunk, n);
           taken_[i] = chunk_ + n;
         }
-        if (kValues || !mine) cursor.leave();
+        if (kValues || !mine) cursor.leave(loaded);
         chunk_ += kGroups * kChunkBlocks;
       }
     }
@@ -177,8 +178,9 @@ class Split {
   }
   MONOLANE_DEVICE void take_values(Cursor<false>& cursor, bool waits) {
     held_.no_values(0);
-    if (taken_[0] != kNowhere) held_.take_values(0, cursor.place.memory(), warp_index() % kGroupWarps % kChunkBlocks);
-    if (waits) cursor.leave();
+    uint32_t loaded = 0;
+    if (taken_[0] != kNowhere) loaded = held_.take_values(0, cursor.place.memory(), warp_index() % kGroupWarps % kChunkBlocks);
+    if (waits) cursor.leave(loaded);
   }
 
   // The blocks that are held. Where they lie, the next ones are on their way meanwhile, into the registers that become free.

@@ -55,9 +55,9 @@ struct Held {
   MONOLANE_DEVICE void ask_keys(int layer, int head, int block, int end) { ask<kKeyUnits>(keys, key_block(layer, head, block), block, end); }
   MONOLANE_DEVICE void ask_values(int layer, int head, int block, int end) { ask<kValueUnits>(values, value_block(layer, head, block), block, end); }
 
-  // Block i, from a chunk of the ring where it is the n-th.
-  MONOLANE_DEVICE void take_keys(int i, const char* chunk, int n) { take<kKeyUnits>(keys + i * kKeyUnits, chunk, n * kKeyUnits); }
-  MONOLANE_DEVICE void take_values(int i, const char* chunk, int n) { take<kValueUnits>(values + i * kValueUnits, chunk, kChunkBlocks * kKeyUnits + n * kValueUnits); }
+  // Block i, from a chunk of the ring where it is the n-th; returns what Cursor::leave wants.
+  MONOLANE_DEVICE uint32_t take_keys(int i, const char* chunk, int n) { return take<kKeyUnits>(keys + i * kKeyUnits, chunk, n * kKeyUnits); }
+  MONOLANE_DEVICE uint32_t take_values(int i, const char* chunk, int n) { return take<kValueUnits>(values + i * kValueUnits, chunk, kChunkBlocks * kKeyUnits + n * kValueUnits); }
   MONOLANE_DEVICE void no_keys(int i) { clear<kKeyUnits>(keys + i * kKeyUnits); }
   MONOLANE_DEVICE void no_values(int i) { clear<kValueUnits>(values + i * kValueUnits); }
 
@@ -102,9 +102,10 @@ struct Held {
 
  private:
   template <int kCount>
-  MONOLANE_DEVICE static void take(Word4* units, const char* chunk, int first) {
+  MONOLANE_DEVICE static uint32_t take(Word4* units, const char* chunk, int first) {
 #pragma unroll
     for (int j = 0; j < kCount; j++) units[j] = reinterpret_cast<const Word4*>(chunk)[(first + j) * 32 + lane_index()];
+    return mixed<kCount>(units);
   }
   template <int kCount>
   MONOLANE_DEVICE static void clear(Word4* units) {
