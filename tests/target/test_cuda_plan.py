@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monolane.bench.shapes import SHAPES
-from monolane.errors import UnsupportedModelError
 from monolane.program.stage import Output
 from monolane.target.cuda.forms import GROUPS, SLOT_UNITS, cut
 from monolane.target.cuda.generate import owned_rows
-from monolane.target.cuda.opening import cuda_plan, require_room
+from monolane.target.cuda.opening import cuda_plan
 
 H200 = 132  # multiprocessors
 
@@ -61,10 +60,3 @@ def test_a_tile_is_cut_into_chunks_that_groups_have_alike(units: int, slot: int)
 )
 def test_how_tiles_of_real_models_are_cut(units: int, slot: int, chunks: int, size: int) -> None:
     assert cut(units, slot) == (chunks, size)
-
-
-def test_a_hidden_size_without_room_is_refused_with_the_numbers() -> None:
-    card = ("NVIDIA H200", 232448)
-    require_room(cuda_plan(SHAPES["llama-3.1-8b"], 132), *card)
-    with pytest.raises(UnsupportedModelError, match=r"hidden size of 5,120 .* 232,448 bytes .* NVIDIA H200"):
-        require_room(cuda_plan(SHAPES["qwen3-14b"], 132), *card)

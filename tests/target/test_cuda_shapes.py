@@ -18,7 +18,7 @@ from oracle import judge_weights, near_enough
 pytestmark = on_the_gpu
 
 PROMPT = 40  # tokens: two wide passes of 16 and one of 8
-REPEATS = 8
+REPEATS = 20
 LONG = 2000  # tokens
 
 
@@ -28,7 +28,7 @@ def cut(name: str, layers: int, vocab: int | None = None) -> ModelConfig:
     return dry(replace(config, layers=layers, windows=(None,) * layers, vocab=vocab or config.vocab))
 
 
-# One with its whole vocabulary, one that is whole; the others as large as is quick.
+# One with its whole vocabulary, one that is whole; the others as large as is quick: up to hidden sizes of 8,192.
 TESTED = {
     "llama-3.2-1b": cut("llama-3.2-1b", 2),
     "llama-3.1-8b": cut("llama-3.1-8b", 2, 5003),
@@ -36,8 +36,7 @@ TESTED = {
     "qwen3-1.7b": cut("qwen3-1.7b", 3, 5003),
     "smollm2-135m": cut("smollm2-135m", 30),
 }
-# Hidden sizes above 4,096 are refused on a card: see require_room.
-TESTED |= {name: cut(name, 2, 5003) for name in SHAPES if name not in TESTED and SHAPES[name].hidden <= 4096}
+TESTED |= {name: cut(name, 2, 5003) for name in SHAPES if name not in TESTED}
 
 
 def some_tokens(config: ModelConfig, count: int) -> list[int]:
@@ -67,7 +66,8 @@ def test_logits(shape: Shape, record_property: Callable[[str, object], None]) ->
 
 
 def test_the_same_bits_every_time(shape: Shape) -> None:
-    """Most of these have several batches of tiles a block, and inputs of wide passes that do not fit shared memory."""
+    """Most of these have several batches of tiles a block, and inputs of wide passes that do not fit shared memory. Those
+    are loads from afar; loads of weights get stuck behind them, and their slot must not be written meanwhile."""
     tokens = some_tokens(shape.config, 100)
     expected = shape.target.logits(tokens)
     assert np.isfinite(expected).all()
