@@ -66,8 +66,8 @@ def test_logits(shape: Shape, record_property: Callable[[str, object], None]) ->
 
 
 def test_the_same_bits_every_time(shape: Shape) -> None:
-    """Most of these have several batches of tiles a block, and inputs of wide passes that do not fit shared memory. Those
-    are loads from afar; loads of weights get stuck behind them, and their slot must not be written meanwhile."""
+    """Most have several batches of tiles a block, and inputs of wide passes that do not fit shared memory. Those are
+    loads from afar; loads of weights get stuck behind them, and their slot of the ring must not be written meanwhile."""
     tokens = some_tokens(shape.config, 100)
     expected = shape.target.logits(tokens)
     assert np.isfinite(expected).all()

@@ -42,7 +42,10 @@ MONOLANE_LOOP
   }
 
  private:
-  MONOLANE_DEVICE float logit(int i) const { return monolane_launch.logits[own_.first + i]; }
+  // A greedy request has them in shared memory still; a draw has put distances in their place.
+  MONOLANE_DEVICE float logit(int i) const {
+    return kLogitsFit && monolane_launch.request.sampling.greedy ? shared::at<float>(kLogitsOffset)[i] : monolane_launch.logits[own_.first + i];
+  }
   MONOLANE_DEVICE static uint64_t* sum_of(int worker) { return monolane_launch.sums + 2 * worker; }
   MONOLANE_DEVICE static uint64_t* chosen_score() { return sum_of(kWorkers); }
 
