@@ -15,7 +15,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from monolane.bench.transformers_peer import settings_of
+from monolane.bench.peers.transformers_peer import settings_of
 from monolane.model.config import ModelConfig
 from monolane.model.families.names import huggingface_name
 from monolane.model.weights import Weights, expected_shapes

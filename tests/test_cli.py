@@ -15,9 +15,11 @@ import pytest
 
 from fake_llm import FakeTarget, encode, fake_llm
 from monolane import ModelFileError, cli
-from monolane.bench.shapes import SHAPES
+from monolane.bench.measure.shapes import SHAPES
+from monolane.cli import opening
+from monolane.cli.progress_bar import PlainProgress, TerminalProgress
 from monolane.model import fetch
-from monolane.progress_bar import PlainProgress, TerminalProgress
+from monolane.model.catalogue import DEFAULT_MODEL
 
 
 class Terminal:
@@ -36,7 +38,7 @@ class Terminal:
             self.opened.append(how)
             return llm
 
-        self._patch.setattr(cli, "_open", open_fake)
+        self._patch.setattr(opening, "open_llm", open_fake)
         return target
 
     def types(self, *lines: str | type[BaseException]) -> None:
@@ -166,7 +168,7 @@ def test_an_error_ends_the_program_with_its_own_code(terminal: Terminal, monkeyp
     def broken(*_: object) -> None:
         raise ModelFileError("The file is cut short.", "Fetch it again.")
 
-    monkeypatch.setattr(cli, "_open", broken)
+    monkeypatch.setattr(opening, "open_llm", broken)
     code, out, err = terminal.run("generate", "-p", "x")
     assert (code, out) == (ModelFileError.exit_code, "")
     assert err == "error: The file is cut short.\nFetch it again.\n"
@@ -176,7 +178,7 @@ def test_ctrl_c_ends_generate_with_130(terminal: Terminal, monkeypatch: pytest.M
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_open", interrupted)
+    monkeypatch.setattr(opening, "open_llm", interrupted)
     assert terminal.run("generate", "-p", "x")[0] == 130
 
 
@@ -273,12 +275,12 @@ def test_trace_shows_where_the_time_goes_and_draws_it(
 
 def test_models_are_listed(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     here = fetch.ModelEntry("some/model", "from the hub", 1_500_000, Path("x"))
-    default = fetch.ModelEntry(cli.DEFAULT_MODEL, "small", 98_000_000, None)
+    default = fetch.ModelEntry(DEFAULT_MODEL, "small", 98_000_000, None)
     monkeypatch.setattr(fetch, "describe_models", lambda: [default, here])
     code, out, _ = terminal.run("models")
     first, second = out.splitlines()
     assert code == 0
-    assert cli.DEFAULT_MODEL in first
+    assert DEFAULT_MODEL in first
     assert "default" in first
     assert "fetched" not in first
     assert "fetched" in second

@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from monolane.model.cache import cache_folder, sha256_of
+from monolane.cache import cache_folder, sha256_of
 from monolane.model.catalogue import CATALOGUE, NamedModel
 from monolane.model.fetch import resolve
 

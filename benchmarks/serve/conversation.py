@@ -16,7 +16,7 @@ from typing import Any
 import forms
 from model_server import ModelServer, model_server
 
-from monolane.bench import record
+from monolane.bench.report import record
 
 
 def main() -> None:

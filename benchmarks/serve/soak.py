@@ -24,7 +24,7 @@ from typing import Any
 
 from synthetic_server import Place, synthetic_server
 
-from monolane.bench import record
+from monolane.bench.report import record
 
 HI = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -19,7 +19,7 @@ from typing import Any
 
 from synthetic_server import Place, synthetic_server
 
-from monolane.bench import record
+from monolane.bench.report import record
 
 
 def main() -> None:

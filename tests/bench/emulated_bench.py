@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulated_context import EmulatedMemory
+from monolane.target import emulation
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.machine import vector_level
-from monolane.target.cuda import jit
 
 _ENTRY = """
 extern "C" void run_emulated(const monolane::Launch* launch, int blocks, int threads, int shared_bytes) {
@@ -29,7 +29,7 @@ class EmulatedKernel:
         compiler = find_compiler()
         assert compiler is not None
         flags = ("-Wno-unknown-pragmas", "-O0")
-        self._library = ctypes.CDLL(str(build(source + _ENTRY, compiler, vector_level(), jit.HEADERS, flags)))
+        self._library = ctypes.CDLL(str(build(source + _ENTRY, compiler, vector_level(), emulation.HEADERS, flags)))
 
     def run(self, given: ctypes.Structure, blocks: int, threads: int, shared_bytes: int) -> None:
         """Until it has ended; a deadlock ends the process with a message."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monolane.bench import accuracy, reference
-from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure import accuracy, reference
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.errors import TargetError
 from monolane.target import open_target
 from random_models import CASES, Case, random_model

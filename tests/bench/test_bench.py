@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tiny_models import GgufModel
 
-from monolane.bench import ceiling, record
-from monolane.bench.widen import bf16_twin
+from monolane.bench.ceiling import read_cpu as ceiling
+from monolane.bench.peers.widen import bf16_twin
+from monolane.bench.report import record
 from monolane.model.gguf_weights import open_gguf
 from monolane.model.weights import expected_shapes
 
@@ -55,7 +56,7 @@ def test_a_result_names_machine_versions_and_command(tmp_path: Path, monkeypatch
     ("words", "said"),
     [
         (["/x/bin/monolane", "ceiling", "--out", "here.json", "--json"], "monolane ceiling --json"),
-        (["/x/bench/ceiling_run.py", "--picture", "p.svg"], "python -m monolane.bench.ceiling_run"),
+        (["/x/bench/ceiling/__main__.py", "--picture", "p.svg"], "python -m monolane.bench.ceiling"),
         (["/x/bench/__main__.py", "load", "a model"], "python -m monolane.bench load 'a model'"),
     ],
 )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from monolane.bench import schema
-from monolane.bench.run import How, run
-from monolane.bench.shapes import SHAPES
-from monolane.model.progress import Silent
+from monolane.bench.measure.run import How, run
+from monolane.bench.measure.shapes import SHAPES
+from monolane.bench.report import schema
+from monolane.progress import Silent
 from monolane.target.cuda.opening import find_gpu
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from monolane.bench import lengths, peers
-from monolane.bench.run import How
-from monolane.bench.subject import find_model
+from monolane.bench.measure import lengths
+from monolane.bench.measure.run import How
+from monolane.bench.measure.subject import find_model
+from monolane.bench.peers import registry
 from monolane.errors import UsageError
-from monolane.model.progress import Silent
+from monolane.progress import Silent
 
 
 def test_lengths_have_a_k_and_come_in_order() -> None:
@@ -27,11 +28,11 @@ def test_what_is_no_length_is_named(text: str) -> None:
 
 
 def test_peers_are_all_none_or_named() -> None:
-    assert peers.parse("all") == ("torch.compile", "transformers", "llama.cpp", "vllm", "sglang")
-    assert peers.parse("none") == peers.parse("") == ()
-    assert peers.parse("vLLM, torch.compile,vllm") == ("vllm", "torch.compile")
+    assert registry.parse("all") == ("torch.compile", "transformers", "llama.cpp", "vllm", "sglang")
+    assert registry.parse("none") == registry.parse("") == ()
+    assert registry.parse("vLLM, torch.compile,vllm") == ("vllm", "torch.compile")
     with pytest.raises(UsageError, match=r"no peer 'tensorrt'[\s\S]*llama\.cpp"):
-        peers.parse("tensorrt")
+        registry.parse("tensorrt")
 
 
 @pytest.mark.parametrize(

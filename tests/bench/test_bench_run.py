@@ -13,8 +13,10 @@ import pytest
 
 from monolane import cli
 from monolane.bench import __main__ as front
-from monolane.bench import accuracy, ceiling, picture, record, report, schema, timing
-from monolane.bench.shapes import SHAPES
+from monolane.bench.ceiling import read_cpu as ceiling
+from monolane.bench.measure import accuracy, timing
+from monolane.bench.measure.shapes import SHAPES
+from monolane.bench.report import picture, record, schema, tables
 from monolane.errors import TargetError, UsageError
 
 EVERYWHERE = {"benchmark", "model", "dtype", "device", "accuracy", "machine", "versions", "command", "method"}
@@ -72,7 +74,7 @@ def test_one_run_writes_every_result_and_shows_it(
     for words in ("of the measured ceiling", "throughput", "first token", "vllm", "gate_up"):
         assert words in out
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-    assert "| tiny bf16 |" in report.table(report.results(tmp_path / "out"))
+    assert "| tiny bf16 |" in tables.table(tables.results(tmp_path / "out"))
 
 
 def test_contexts_of_several_shapes_are_measured_in_one_go(

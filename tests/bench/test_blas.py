@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from monolane.bench import blas
+from monolane.bench.measure import blas
 
 
 def library(name: str, counts: list[int]) -> SimpleNamespace:

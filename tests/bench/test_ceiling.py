@@ -13,19 +13,15 @@ import pytest
 from emulated_bench import EmulatedContext, compile_emulated
 
 from monolane import cli
-from monolane.bench import (
-    ceiling,
-    ceiling_cpu,
-    ceiling_gpu,
-    ceiling_latency_gpu,
-    ceiling_picture,
-    ceiling_result,
-    ceiling_run,
-    ceiling_store,
-    record,
-)
-from monolane.bench.ceiling_result import BARRIER, HANDOFF, Ceiling, Host, Read, Wait
-from monolane.bench.schema import problems
+from monolane.bench.ceiling import cpu, latency_gpu, read_gpu
+from monolane.bench.ceiling import picture as ceiling_picture
+from monolane.bench.ceiling import read_cpu as ceiling
+from monolane.bench.ceiling import result as ceiling_result
+from monolane.bench.ceiling import run as ceiling_run
+from monolane.bench.ceiling import store as ceiling_store
+from monolane.bench.ceiling.result import BARRIER, HANDOFF, Ceiling, Host, Read, Wait
+from monolane.bench.report import record
+from monolane.bench.report.schema import problems
 from monolane.errors import ResourceError, UsageError
 
 FOUND = Ceiling(
@@ -42,7 +38,7 @@ FOUND = Ceiling(
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, but for the compiled kernels."""
-    from monolane.model.cache import cache_folder, cache_root
+    from monolane.cache import cache_folder, cache_root
 
     kernels = cache_folder("kernels")
     monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path / "cache"))
@@ -56,10 +52,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is measured, but not for long enough to be exact."""
     monkeypatch.setattr(ceiling, "BUFFER_BYTES", 4 << 20)
-    monkeypatch.setattr(ceiling_cpu, "REPEATS", 1)
-    monkeypatch.setattr(ceiling_cpu, "ROUNDS", 20)
-    monkeypatch.setattr(ceiling_cpu, "WAKES", 3)
-    monkeypatch.setattr(ceiling_cpu, "DEADLINE_S", 60.0)
+    monkeypatch.setattr(cpu, "REPEATS", 1)
+    monkeypatch.setattr(cpu, "ROUNDS", 20)
+    monkeypatch.setattr(cpu, "WAKES", 3)
+    monkeypatch.setattr(cpu, "DEADLINE_S", 60.0)
 
 
 @pytest.fixture
@@ -68,16 +64,16 @@ def gpu_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(
         name="threads", processors=2, memory=1 << 30, shared_limit=227 << 10, architecture="threads"
     )
-    for room in (ceiling_gpu, ceiling_latency_gpu):
+    for room in (read_gpu, latency_gpu):
         monkeypatch.setattr(room, "compile_kernel", compile_emulated)
         monkeypatch.setattr(room, "SHARE_BYTES", 1 << 17)
         monkeypatch.setattr(room, "DEADLINE_S", 60.0)
-    ways = (ceiling_gpu.Way(64, unroll=2), ceiling_gpu.ring(16, 32), ceiling_gpu.ring(16, 32, in_turn=True))
-    monkeypatch.setattr(ceiling_gpu, "SWEEP", ways)
+    ways = (read_gpu.Way(64, unroll=2), read_gpu.ring(16, 32), read_gpu.ring(16, 32, in_turn=True))
+    monkeypatch.setattr(read_gpu, "SWEEP", ways)
     monkeypatch.setattr(driver, "Context", EmulatedContext)
     monkeypatch.setattr(ceiling_run, "required_gpu", lambda: device)
     for name, few in (("ROUNDS", 4), ("WARM_UP", 2), ("REPEATS", 1), ("LAUNCHES", 2), ("ANSWERS", 3)):
-        monkeypatch.setattr(ceiling_latency_gpu, name, few)
+        monkeypatch.setattr(latency_gpu, name, few)
     monkeypatch.setattr(ceiling_store, "_machine", lambda device: device)
 
 
@@ -113,7 +109,7 @@ def test_the_command_measures_shows_keeps_and_draws(
 def test_a_gpu_is_measured_in_every_way(cache: Path, gpu_of_threads: None) -> None:
     result = ceiling_run.run(ceiling_run.How("cuda", None, None), heard)
     assert problems(result | {"machine": result["machine"] | {"gpu": {"name": "threads"}}}) == []
-    assert [read["way"] for read in result["reads"]] == [way.name for way in ceiling_gpu.SWEEP]
+    assert [read["way"] for read in result["reads"]] == [way.name for way in read_gpu.SWEEP]
     assert len(result["waits"]) == 8
     assert all(wait["us"] > 0 for wait in result["waits"])
     assert all((wait["bytes_per_s"] > 0) == (wait["streaming_bytes"] > 0) for wait in result["waits"])
@@ -123,9 +119,9 @@ def test_a_gpu_is_measured_in_every_way(cache: Path, gpu_of_threads: None) -> No
 
 
 def test_more_and_more_threads_read() -> None:
-    assert ceiling_cpu.thread_counts(1) == [1]
-    assert ceiling_cpu.thread_counts(6) == [1, 2, 4, 6]
-    assert ceiling_cpu.thread_counts(8) == [1, 2, 4, 8]
+    assert cpu.thread_counts(1) == [1]
+    assert cpu.thread_counts(6) == [1, 2, 4, 6]
+    assert cpu.thread_counts(8) == [1, 2, 4, 8]
 
 
 def test_many_threads_share_the_memory_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

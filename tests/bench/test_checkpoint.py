@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monolane.bench import checkpoint, load
-from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure import checkpoint, load
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.model.config import ModelConfig
 from monolane.model.load import load_model
 from monolane.model.weights import expected_shapes

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 from made_up_target import MadeUpTarget
 
-from monolane.bench import contexts, decode, peers, queue, report, show, timing
-from monolane.bench.decode import Lengths
-from monolane.bench.shapes import SHAPES
-from monolane.bench.subject import Subject, find_model
-from monolane.bench.surroundings import Surroundings
+from monolane.bench.measure import contexts, decode, queue, timing
+from monolane.bench.measure.decode import Lengths
+from monolane.bench.measure.shapes import SHAPES
+from monolane.bench.measure.subject import Subject, find_model
+from monolane.bench.measure.surroundings import Surroundings
+from monolane.bench.peers.peer import Peer
+from monolane.bench.report import show, tables
 from monolane.errors import TargetError, UsageError
 from monolane.model.load import Model
-from monolane.model.progress import Silent
 from monolane.program.sample import Sampling
+from monolane.progress import Silent
 
 LENGTHS = Lengths((128, 1024), 512, 3)
 SCHEMA = {
@@ -78,7 +80,7 @@ class MadeUpPeer:
         self.closed = True
 
 
-def measured(subject: Subject, around: Surroundings, *others: peers.Peer) -> dict[str, Any]:
+def measured(subject: Subject, around: Surroundings, *others: Peer) -> dict[str, Any]:
     found = decode.measure(subject, around, others, LENGTHS, 3, heard)
     assert found["peers_skipped"] == {}
     whole = found | around.where() | {"accuracy": VERDICT, "peers_skipped": {"vllm": "the package is not installed"}}
@@ -218,7 +220,7 @@ def test_results_are_shown_as_text_and_as_a_table(subject: Subject, target: Made
     assert ours == ["Monolane", "600.0", "1,666.7", "33.60"]
     assert theirs == ["torch.compile", "1,500.0", "666.7", "3,001.50", "2.50", "x", "as", "fast"]
     assert shown.index("accuracy") < shown.index("decode")
-    assert "| smollm2-135m bf16 | H200 | 600 | 600 | 1,667 | 1,667 |" in report.table([result])
+    assert "| smollm2-135m bf16 | H200 | 600 | 600 | 1,667 | 1,667 |" in tables.table([result])
 
 
 # --- contexts ---

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from emulated_bench import EmulatedKernel, aligned_words
 
-from monolane.bench import ceiling_gpu, ceiling_latency_gpu
-from monolane.bench.ceiling_gpu import SHARE_BYTES, SWEEP, WAYS, Scratch, Way, ring
-from monolane.bench.ceiling_latency_gpu import CHUNK_BYTES, THREADS, AnswerLaunch, HandoffLaunch, HostWords
+from monolane.bench.ceiling import latency_gpu, read_gpu
+from monolane.bench.ceiling.latency_gpu import CHUNK_BYTES, THREADS, AnswerLaunch, HandoffLaunch, HostWords
+from monolane.bench.ceiling.read_gpu import SHARE_BYTES, SWEEP, WAYS, Scratch, Way, ring
 from monolane.errors import TargetError
 from monolane.target.cuda import jit
 from monolane.target.cuda.opening import find_gpu
@@ -35,9 +35,9 @@ def test_every_byte_is_read_in_every_pass(way: Way) -> None:
     times, counts = np.zeros((blocks, 2), np.int64), np.zeros(4, np.uint64)
     at = counts.ctypes.data
     scratch = Scratch(times.ctypes.data, at, at + 8, at + 16)
-    given = ceiling_gpu.launch(way, memory.ctypes.data, share, blocks, passes, scratch)
+    given = read_gpu.launch(way, memory.ctypes.data, share, blocks, passes, scratch)
     given.deadline_ns = LONG_NS
-    EmulatedKernel(ceiling_gpu.source(way, "emulate.hpp")).run(given, blocks, way.threads, way.shared_bytes)
+    EmulatedKernel(read_gpu.source(way, "emulate.hpp")).run(given, blocks, way.threads, way.shared_bytes)
     assert int(counts[0]) == passes * int(memory.sum(dtype=np.uint64))
     assert counts[2] == 0  # nobody was late
     assert counts[1] == blocks  # all came before anybody's time began
@@ -70,8 +70,8 @@ class Handoffs:
         )
 
     def run(self) -> None:
-        shared = ceiling_latency_gpu.shared_bytes(self.given.in_flight)
-        source = ceiling_latency_gpu.source("handoff", "emulate.hpp")
+        shared = latency_gpu.shared_bytes(self.given.in_flight)
+        source = latency_gpu.source("handoff", "emulate.hpp")
         EmulatedKernel(source).run(self.given, self.blocks, THREADS, shared)
 
 
@@ -79,10 +79,10 @@ class Handoffs:
 def test_every_block_reads_what_every_block_has_published(in_flight: int) -> None:
     found = Handoffs(3, barriers=False, in_flight=in_flight)
     found.run()
-    assert int(found.sum[0]) == ceiling_latency_gpu.expected_sum(3, 9)
+    assert int(found.sum[0]) == latency_gpu.expected_sum(3, 9)
     assert found.failed[0] == 0
     assert (found.stamps[:, 4] > 0).all() == bool(in_flight)
-    us, speed = ceiling_latency_gpu.of_stamps(found.stamps, 6)
+    us, speed = latency_gpu.of_stamps(found.stamps, 6)
     assert us > 0
     assert (speed > 0) == bool(in_flight)
 
@@ -114,7 +114,7 @@ def talking_kernel(rounds: int, deadline_ns: int) -> Iterator[tuple[HostWords, n
         deadline_ns=deadline_ns,
         rounds=rounds,
     )
-    kernel = EmulatedKernel(ceiling_latency_gpu.source("answer", "emulate.hpp"))
+    kernel = EmulatedKernel(latency_gpu.source("answer", "emulate.hpp"))
     running = threading.Thread(target=kernel.run, args=(given, 1, 32, 0))
     running.start()
     yield words, took, failed
@@ -142,13 +142,13 @@ def test_a_kernel_that_says_nothing_is_given_up() -> None:
 
 def test_a_round_is_timed_from_the_first_beginning_to_the_last_end() -> None:
     stamps = np.array([[1000, 9000, 0, 10_000, 3], [2000, 11_000, 500, 16_384, 5]])
-    us, speed = ceiling_latency_gpu.of_stamps(stamps, 5)
+    us, speed = latency_gpu.of_stamps(stamps, 5)
     assert us == 2.0
     assert speed == pytest.approx(8 * CHUNK_BYTES / 16_384e-9)
 
 
-KERNELS = {way.name: (ceiling_gpu.source(way), way.threads) for way in (*SWEEP[:3], ring(16, 64))}
-KERNELS |= {name: (ceiling_latency_gpu.source(name), THREADS) for name in ("handoff", "answer")}
+KERNELS = {way.name: (read_gpu.source(way), way.threads) for way in (*SWEEP[:3], ring(16, 64))}
+KERNELS |= {name: (latency_gpu.source(name), THREADS) for name in ("handoff", "answer")}
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -161,7 +161,7 @@ def test_every_kernel_compiles_for_the_gpu_without_spills(name: str) -> None:
 
 
 def test_no_way_to_read_is_measured_without_being_compiled_above() -> None:
-    assert {ceiling_gpu.source(way) for way in (*SWEEP, *WAYS)} <= {source for source, _ in KERNELS.values()}
+    assert {read_gpu.source(way) for way in (*SWEEP, *WAYS)} <= {source for source, _ in KERNELS.values()}
 
 
 def test_shares_are_whole_pieces_of_every_way() -> None:
@@ -176,10 +176,10 @@ def test_shares_are_whole_pieces_of_every_way() -> None:
 def test_the_ceiling_of_a_gpu() -> None:
     device = find_gpu()
     assert device is not None
-    ceiling = ceiling_gpu.GpuReadCeiling(device)
+    ceiling = read_gpu.GpuReadCeiling(device)
     assert ceiling.measure().keys() == {way.name for way in WAYS}  # it raises where a byte was not read
-    assert len(ceiling_latency_gpu.hand_offs(ceiling.memory)) == 8  # it raises where a word did not arrive
-    link = ceiling_latency_gpu.HostLink(ceiling.memory)
+    assert len(latency_gpu.hand_offs(ceiling.memory)) == 8  # it raises where a word did not arrive
+    link = latency_gpu.HostLink(ceiling.memory)
     assert 0 < link.launch_us()[0] <= link.launch_us()[1] * 10
     assert link.round_trip_us() > 0
     ceiling.close()

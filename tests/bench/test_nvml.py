@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monolane.bench import nvml
+from monolane.bench.measure import nvml
 
 H200_MHZ, H200_BITS = 3201, 6144
 

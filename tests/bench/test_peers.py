@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from monolane.bench import peers, torch_peer
-from monolane.bench.peers import PeerMissingError, Wanted
-from monolane.bench.served_peer import SGLANG, VLLM, ServedPeer
-from monolane.bench.shapes import SHAPES, MadeUpWeights
-from monolane.bench.torch_model import Decoder, fill
-from monolane.bench.transformers_peer import TransformersPeer
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
+from monolane.bench.peers import registry, torch_peer
+from monolane.bench.peers.peer import Peer, PeerMissingError, Wanted
+from monolane.bench.peers.served_peer import SGLANG, VLLM, ServedPeer
+from monolane.bench.peers.torch_model import Decoder, fill
+from monolane.bench.peers.transformers_peer import TransformersPeer
 from random_models import CASES, Case, random_model
 
 CONTEXT = 24
@@ -100,15 +100,15 @@ class Failing(Answering):
         raise ValueError("no such option\n at a place nobody should read of")
 
 
-def missing(_: Wanted) -> peers.Peer:
+def missing(_: Wanted) -> Peer:
     raise PeerMissingError("the package is not installed")
 
 
 def test_whatever_goes_wrong_with_one_peer_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     makers = {"a": {"answering": Answering}, "b": {"failing": Failing}, "c": {"missing": missing}}
-    monkeypatch.setattr(peers, "MAKERS", makers)
+    monkeypatch.setattr(registry, "MAKERS", makers)
     said: list[str] = []
-    with peers.opened(("a", "b", "c"), wanted(), said.append) as (found, skipped):
+    with registry.opened(("a", "b", "c"), wanted(), said.append) as (found, skipped):
         assert [peer.name for peer in found] == ["answering"]
         assert found[0].asked  # type: ignore[attr-defined]  # it is warm
         assert skipped == {"failing": "ValueError: no such option", "missing": "the package is not installed"}

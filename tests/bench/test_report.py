@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monolane.bench import record, report, report_page, schema
+from monolane.bench.report import page, record, schema, tables
 from monolane.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +152,7 @@ def test_lists_have_something_in_them() -> None:
 def test_a_file_that_is_no_result_is_refused_by_name(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "decode-m.json").write_text(content)
     with pytest.raises(UsageError, match=rf"decode-m\.json[\s\S]*{said}"):
-        report.results(tmp_path)
+        tables.results(tmp_path)
 
 
 def test_the_pages_show_the_results_as_they_are(tmp_path: Path) -> None:
@@ -160,34 +160,34 @@ def test_the_pages_show_the_results_as_they_are(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / record.RESULTS, tmp_path / record.RESULTS)
-    assert report.write(tmp_path) == [], "run: make report"
+    assert tables.write(tmp_path) == [], "run: make report"
 
 
 def test_pages_are_made_anew_where_results_change(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    (tmp_path / "README.md").write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
     (tmp_path / "docs").mkdir()
     record.write("decode-m", decode_result(), tmp_path / record.RESULTS)
-    assert report.write(tmp_path) == [report.README, report.PAGE]
-    assert report.write(tmp_path) == []
+    assert tables.write(tmp_path) == [tables.README, tables.PAGE]
+    assert tables.write(tmp_path) == []
     text = (tmp_path / "README.md").read_text()
-    assert text.startswith(f"before\n{report.BEGIN}\n| model |")
-    assert text.endswith(f"\n{report.END}\nafter\n")
+    assert text.startswith(f"before\n{tables.BEGIN}\n| model |")
+    assert text.endswith(f"\n{tables.END}\nafter\n")
     record.write("decode-m", decode_result(us_per_token=1000.0), tmp_path / record.RESULTS)
-    assert report.write(tmp_path) == [report.README, report.PAGE]
+    assert tables.write(tmp_path) == [tables.README, tables.PAGE]
 
 
 def test_the_readme_shows_gpus_first_and_the_fastest_first() -> None:
     slow = decode_result(machine=GPU, us_per_token=900.0, peers={})
-    rows = report.table([decode_result(), slow, *ONE_OF_EACH[1:]]).splitlines()
+    rows = tables.table([decode_result(), slow, *ONE_OF_EACH[1:]]).splitlines()
     assert rows[0].startswith("| model | GPU | µs/token, greedy | sampled | tok/s, greedy | sampled |")
     assert rows[2] == "| m bf16 | H200 | 600 | 610 | 1,667 | 1,639 | 0.02 | 80% | 667 tok/s |"
     assert rows[3] == "| m bf16 | H200 | 900 | - | 1,111 | - | 0.02 | 80% | not measured |"  # of an older run
     assert rows[-3] == "| m bf16 | P, cpu | 2,000 | - | 500.0 | - | 0.02 | 80% | 250 tok/s |"
-    assert report.table([]) == rows[-1] == report.MORE
+    assert tables.table([]) == rows[-1] == tables.MORE
 
 
 def test_the_page_shows_every_number() -> None:
-    text = report_page.page(ONE_OF_EACH, [])
+    text = page.page(ONE_OF_EACH, [])
     for row in (
         "| m bf16 | cuda (H200) | 600.0 | 610.0 | 620.0 | 601.0 | 611.0 | - |",
         "| m bf16 | cpu | 2,000.0 | - | - | - | - | - |",
@@ -234,7 +234,7 @@ def test_goals_are_met_missed_or_open() -> None:
         goal | {"must": 15, "aim": 6, "value": ["sampled_us_per_token"], "less": ["no", "such"]},
         goal | {"benchmark": "context", "must": 30, "aim": None, "times": 1.3} | growth_beyond(8192),
     ]
-    text = report_page.page(ONE_OF_EACH, goals)
+    text = page.page(ONE_OF_EACH, goals)
     assert "| speed | H200 | 700 µs | 500 µs | 600.0 µs | met |" in text
     assert "| speed | H200 | 500 µs | - | 600.0 µs | missed by 20.0% |" in text
     assert "| speed | H200 | 1.6 x | - | 2.00 x | missed by 25.0% |" in text
@@ -245,7 +245,7 @@ def test_goals_are_met_missed_or_open() -> None:
 
 
 def test_every_goal_names_something_that_is_measured() -> None:
-    for goal in report.goals(ROOT / report.GOALS):
+    for goal in tables.goals(ROOT / tables.GOALS):
         assert goal["benchmark"] in schema.KINDS
         optional = {"over", "less", "times"}
         assert goal.keys() - optional == {"what", "benchmark", "model", "on", "value", "unit", "must", "aim"}

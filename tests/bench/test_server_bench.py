@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from fake_server import ANSWER, Habits, fake_server
 
-from monolane.bench import run, server_client, show, timing
-from monolane.bench.server_client import Client
+from monolane.bench.measure import run, server_client, timing
+from monolane.bench.measure.server_client import Client
+from monolane.bench.report import show
 from monolane.engine.synthetic import synthetic_engine
 from monolane.errors import MonolaneError, UnavailableError, UsageError
 from monolane.serve.run import Server, Settings, address, listen

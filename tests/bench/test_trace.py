@@ -12,14 +12,15 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from monolane.bench import perfetto, trace_picture
-from monolane.bench.shapes import SHAPES, MadeUpWeights
-from monolane.bench.trace import Trace, report
-from monolane.bench.trace_run import How, measure
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
+from monolane.bench.trace import perfetto
+from monolane.bench.trace import picture as trace_picture
+from monolane.bench.trace.run import How, measure
+from monolane.bench.trace.stamps import Trace, report
 from monolane.errors import UsageError
-from monolane.model.progress import Silent
 from monolane.model.weights import check_weights
 from monolane.program.build import build_program
+from monolane.progress import Silent
 
 TOKENS, WORKERS = 2, 3
 PROGRAM = build_program(SHAPES["smollm2-135m"])

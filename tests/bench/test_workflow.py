@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from made_up_target import MadeUpTarget
 
-from monolane.bench import show, timing, workflow
-from monolane.bench.subject import Subject, find_model
-from monolane.model.progress import Silent
+from monolane.bench.measure import timing, workflow
+from monolane.bench.measure.subject import Subject, find_model
+from monolane.bench.report import show
+from monolane.progress import Silent
 
 TOTAL = 6000
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monolane.bench.shapes import MadeUpWeights, named
+from monolane.bench.measure.shapes import MadeUpWeights, named
 from monolane.engine.grammar import grammar_maker
 from monolane.engine.synthetic import synthetic_model
 from monolane.engine.worker import Loaded, serve
@@ -22,7 +22,7 @@ from monolane.target import open_target
 from monolane.target.base import Target
 
 if TYPE_CHECKING:
-    from monolane.model.progress import Progress
+    from monolane.progress import Progress
 
 CONTEXT = 4096
 SMALL = replace(

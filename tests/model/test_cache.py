@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from monolane import cache
 from monolane.errors import ResourceError
-from monolane.model import cache
 
 
 def test_cache_lies_in_the_home_folder_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

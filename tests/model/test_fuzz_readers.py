@@ -21,8 +21,8 @@ from monolane.model.families.keys import HARMLESS, NEUTRAL
 from monolane.model.gguf_weights import open_gguf
 from monolane.model.huggingface import open_folder
 from monolane.model.load import load_model
-from monolane.model.progress import Silent
 from monolane.model.weights import check_weights, expected_shapes
+from monolane.progress import Silent
 
 # Bytes. The files below are smaller than a megabyte; what is read from them is in memory a few times at most.
 MEMORY_LIMIT = 16 << 20

@@ -16,7 +16,7 @@ from monolane.errors import FetchError, UnsupportedModelError
 from monolane.model import fetch
 from monolane.model.catalogue import NamedModel
 from monolane.model.hub import Hub, HubSource
-from monolane.model.progress import Silent
+from monolane.progress import Silent
 
 WEIGHTS = b"".join(number.to_bytes(4, "big") for number in range(700_000))  # a few blocks of 1 MiB
 FILES = {

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from monolane.errors import ModelFileError
 from monolane.model.huggingface import open_folder
-from monolane.model.progress import Silent
 from monolane.model.weights import Bf16Bits
 from monolane.program.build import build_program
 from monolane.program.interpret import Interpreter
@@ -22,6 +21,7 @@ from monolane.program.layout import Layout
 from monolane.program.plan import make_plan
 from monolane.program.tape import Tape, allocate_tape, matrix_rows, pack_tape
 from monolane.program.tape_store import load_tape
+from monolane.progress import Silent
 from random_models import CASES, random_model
 
 LAYOUT = Layout("test", tile_rows=8, block=32)

@@ -72,8 +72,9 @@ def test_a_model_that_does_not_load_ends_the_server_with_its_error() -> None:
 PROGRAM = """
 import sys
 from monolane import cli
+from monolane.cli import opening
 from monolane.engine.synthetic import synthetic_engine
-cli._engine = lambda model, device, workers, context, queue_limit, progress: synthetic_engine(
+opening.open_engine = lambda model, device, workers, context, queue_limit, progress: synthetic_engine(
     queue_limit, context=context or 256, answer="Hello.<eos>", tokens_per_second=workers or 5000)
 cli.main()
 """
@@ -159,8 +160,8 @@ def test_every_option_of_the_server_can_be_set_by_the_environment() -> None:
 def test_the_ceiling_is_the_one_given_or_else_the_one_measured_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from monolane.bench import ceiling_store
-    from monolane.cli_options import ceiling
+    from monolane.bench.ceiling import store as ceiling_store
+    from monolane.cli.options import ceiling
 
     monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))

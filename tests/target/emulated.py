@@ -14,11 +14,10 @@ from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.sample import Sampling
 from monolane.program.tape import allocate_tape, pack_tape
-from monolane.target import structs
+from monolane.target import emulation, structs
 from monolane.target.base import Request, Token
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.machine import vector_level
-from monolane.target.cuda import jit
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.launch import CLEARED, Launch, Outcome, model_launch, scratch_sizes, set_request
 from monolane.target.cuda.opening import cuda_plan
@@ -48,7 +47,7 @@ class HostArena:
 def build_emulated(
     plan: Plan,
     stall: tuple[int, int, int] | None = None,
-    headers: tuple[Path, ...] = jit.HEADERS,
+    headers: tuple[Path, ...] = emulation.HEADERS,
     flags: tuple[str, ...] = (),
     traced: bool = False,
     shared_limit: int = SHARED_LIMIT,

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from emulated_context import EmulatedMemory
 from monolane.model.config import ModelConfig
-from monolane.model.progress import Silent
 from monolane.model.weights import Weights
 from monolane.program.tape_store import load_tape
+from monolane.progress import Silent
 from monolane.target.cuda.opening import cuda_plan
 
 if TYPE_CHECKING:

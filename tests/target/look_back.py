@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.bench.shapes import MadeUpWeights
+from monolane.bench.measure.shapes import MadeUpWeights
 from monolane.model.config import ModelConfig, Rope
 from monolane.model.weights import Bf16Bits, from_bf16, to_bf16
 from monolane.target.base import Token

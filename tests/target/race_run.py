@@ -10,7 +10,7 @@ from pathlib import Path
 
 from emulated import EmulatedTarget
 
-from monolane.bench.shapes import MadeUpWeights
+from monolane.bench.measure.shapes import MadeUpWeights
 from monolane.model.config import ModelConfig, Rope
 from monolane.program.sample import Sampling
 from monolane.target import structs

@@ -23,7 +23,7 @@ from dataclasses import replace
 import numpy as np
 from devices import opened, run
 
-from monolane.bench.shapes import MadeUpWeights
+from monolane.bench.measure.shapes import MadeUpWeights
 from monolane.model.config import ModelConfig, Rope
 from monolane.program.sample import Sampling
 from monolane.target.base import Finish, Request

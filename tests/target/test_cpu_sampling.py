@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import open_target

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from monolane.bench.shapes import SHAPES
+from monolane.bench.measure.shapes import SHAPES
 from monolane.errors import TargetError
 from monolane.target.cuda.inspect import H200, compiled_for, plan_for
 from monolane.target.cuda.jit import compile_kernel

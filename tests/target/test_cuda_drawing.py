@@ -10,7 +10,7 @@ import pytest
 from emulated import EmulatedTarget
 from numpy.typing import NDArray
 
-from monolane.bench.shapes import MadeUpWeights
+from monolane.bench.measure.shapes import MadeUpWeights
 from monolane.model.config import ModelConfig, Rope
 from monolane.model.weights import Bf16Bits, to_bf16
 from monolane.program.sample import Sampler, Sampling, weights

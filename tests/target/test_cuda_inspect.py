@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from monolane.bench.shapes import SHAPES
+from monolane.bench.measure.shapes import SHAPES
 from monolane.errors import UsageError
 from monolane.target.cuda import inspect
 from monolane.target.cuda.cards import ARCHITECTURES, CARDS, Card

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monolane.bench.shapes import SHAPES
+from monolane.bench.measure.shapes import SHAPES
 from monolane.program.stage import Output
 from monolane.target.cuda.forms import GROUPS, SLOT_UNITS, cut
 from monolane.target.cuda.generate import owned_rows

@@ -14,8 +14,8 @@ import race_run
 from emulated import build_emulated
 
 from monolane.target.cpu.compiler import find_compiler
-from monolane.target.cuda.jit import HEADERS
 from monolane.target.cuda.opening import cuda_plan
+from monolane.target.emulation import HEADERS
 
 FLAGS = ("-O1", "-g1", "-fsanitize=thread")
 RACE = 66  # the exit code we ask for

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from devices import DEVICE, dry, facts, on_the_gpu, opened, run, set_deadline
 
-from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.errors import TargetError
 from monolane.model.config import ModelConfig
 from monolane.program.build import build_program

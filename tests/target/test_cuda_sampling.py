@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from devices import chosen_from, dry, on_the_gpu, opened, run
 
-from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.program.sample import Sampler, Sampling
 from monolane.target.base import Finish, Request, Target
 

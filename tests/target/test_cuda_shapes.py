@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from devices import dry, facts, narrow_logits, on_the_gpu, opened, run
 
-from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampling
 from monolane.target.base import Finish, Request, Target
@@ -67,7 +67,7 @@ def test_logits(shape: Shape, record_property: Callable[[str, object], None]) ->
 
 def test_the_same_bits_every_time(shape: Shape) -> None:
     """Most have several batches of tiles a block, and inputs of wide passes that do not fit shared memory. Those are
-    loads from afar; loads of weights get stuck behind them, and their slot of the ring must not be written meanwhile."""
+    loads from afar; loads of weights get stuck behind them, and their slot of the ring must not be written then."""
     tokens = some_tokens(shape.config, 100)
     expected = shape.target.logits(tokens)
     assert np.isfinite(expected).all()

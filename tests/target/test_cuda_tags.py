@@ -10,7 +10,7 @@ import pytest
 from devices import on_the_gpu, opened, run
 from emulated import EmulatedTarget
 
-from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.program.sample import Sampling
 from monolane.target.base import Request
 from monolane.target.cuda import generate

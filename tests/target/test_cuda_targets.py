@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from emulated import EmulatedTarget
 
-from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampling
 from monolane.target.base import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from emulated import EmulatedTarget, build_emulated
 
-from monolane.bench.trace import Trace
+from monolane.bench.trace.stamps import Trace
 from monolane.program.build import build_program
 from monolane.program.sample import Sampling
 from monolane.program.stage import Project

@@ -11,7 +11,8 @@ import pytest
 
 from monolane.target.cpu.compiler import find_compiler
 
-HEADERS = Path(__file__).parents[2] / "src/monolane/target/cuda/csrc"
+FOLDER = Path(__file__).parents[2] / "src/monolane/target"
+PTX, EMULATION = FOLDER / "cuda/csrc/ptx.cuh", FOLDER / "emulation/csrc/emulate.hpp"
 SOURCE = Path(__file__).with_name("emulation_selftest.cpp")
 KERNELS = ["stream", "exchange", "mma", "shuffles", "subset", "flag", "grid", "counters", "fences", "lanes", "numbers"]
 RUN_SECONDS = 60  # far above what any takes: the limit of a hang
@@ -37,7 +38,7 @@ def compile_with(folder: Path, source: Path, *flags: str) -> Path:
     if compiler is None:
         pytest.skip("no C++ compiler here")
     program = folder / source.stem
-    command = [*compiler.command, "-std=c++20", "-pthread", "-Wall", "-Wextra", f"-I{HEADERS}", *flags]
+    command = [*compiler.command, "-std=c++20", "-pthread", "-Wall", "-Wextra", f"-I{EMULATION.parent}", *flags]
     done = subprocess.run([*command, str(source), "-o", str(program)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -98,9 +99,9 @@ def test_missing_synchronisation_is_a_race(sanitized: Path, kernel: str) -> None
     assert "ThreadSanitizer: data race" in done.stderr
 
 
-def signatures(header: str) -> set[str]:
+def signatures(header: Path) -> set[str]:
     """What the kernel can call and write: functions by their signature, and the macros."""
-    text = (HEADERS / header).read_text()
+    text = header.read_text()
     return {
         *re.findall(r"^MONOLANE_DEVICE ([^{;]*\))", text, re.MULTILINE),
         *re.findall(r"^#define (MONOLANE_(?!TSAN|UNTRACKED)\w+(?:\(\w+\))?)", text, re.MULTILINE),
@@ -108,4 +109,4 @@ def signatures(header: str) -> set[str]:
 
 
 def test_both_headers_offer_the_same() -> None:
-    assert signatures("ptx.cuh") == signatures("emulate.hpp")
+    assert signatures(PTX) == signatures(EMULATION)

@@ -19,10 +19,10 @@ import pytest
 from tiny_models import save_huggingface
 
 from fake_llm import byte_tokenizer
-from monolane.bench.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.engine.load_progress import LoadProgress
 from monolane.errors import MonolaneError, ResourceError
-from monolane.model.progress import Silent
+from monolane.progress import Silent
 from monolane.target import open_target
 from monolane.target.cuda import opening, packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES

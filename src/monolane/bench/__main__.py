@@ -8,22 +8,13 @@ import os
 import sys
 from pathlib import Path
 
-from monolane.bench import (
-    asked_file,
-    contexts,
-    lengths,
-    load,
-    peers,
-    picture,
-    record,
-    report,
-    run,
-    shapes,
-    show,
-    trace_run,
-)
+from monolane.bench import output_path
+from monolane.bench.measure import contexts, lengths, load, run, shapes
+from monolane.bench.peers import registry
+from monolane.bench.report import picture, record, show, tables
+from monolane.bench.trace import run as trace_run
 from monolane.errors import MonolaneError
-from monolane.model.progress import Silent
+from monolane.progress import Silent
 
 
 def main() -> int:
@@ -74,7 +65,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", default="", metavar="0,1k,8k,32k", help="tokens in the cache to decode behind")
     parser.add_argument("--tokens", type=int, help="tokens per answer")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", default="all", help=f"all, none, or some of: {', '.join(peers.MAKERS)}")
+    parser.add_argument("--peers", default="all", help=f"all, none, or some of: {', '.join(registry.MAKERS)}")
     parser.add_argument("--server", metavar="URL", help="measure an OpenAI-compatible server from outside")
     parser.add_argument("--api-key", default=os.environ.get("MONOLANE_API_KEY"), help="of that server")
     parser.add_argument("--workflow", type=int, metavar="TOKENS", help="an agent's loop of so many tokens instead")
@@ -121,7 +112,7 @@ def _run(asked: argparse.Namespace) -> None:
         contexts=lengths.parse_lengths(asked.context, "--context"),
         tokens=asked.tokens,
         rounds=asked.rounds,
-        peers=peers.parse(asked.peers),
+        peers=registry.parse(asked.peers),
         workflow=asked.workflow,
         out=asked.out,
         picture=asked.picture,
@@ -141,16 +132,16 @@ def _trace(asked: argparse.Namespace) -> None:
 
 
 def _draw(asked: argparse.Namespace) -> None:
-    asked_file.check(asked.picture, "bench.png")
+    output_path.check(asked.picture, "bench.png")
     _say(
         picture.draw(
-            [result for result in report.results(asked.results) if result["model"] == asked.model], asked.picture
+            [result for result in tables.results(asked.results) if result["model"] == asked.model], asked.picture
         )
     )
 
 
 def _report(_: argparse.Namespace) -> None:
-    changed = ", ".join(map(str, report.write(Path())))
+    changed = ", ".join(map(str, tables.write(Path())))
     _say(f"changed: {changed}" if changed else "everything is up to date")
 
 

@@ -25,7 +25,7 @@ from monolane.errors import EngineFailedError, NotReadyError
 
 if TYPE_CHECKING:
     from monolane.model.load import Model
-    from monolane.model.progress import Progress
+    from monolane.progress import Progress
 
 QUEUE_LIMIT = 64
 STALL_S = 0.8  # without a sign of life from process or device; with the time to notice, an error comes within 1 s

@@ -18,8 +18,8 @@ from monolane.target.base import Target
 if TYPE_CHECKING:
     from monolane.model.config import ModelConfig
     from monolane.model.load import Model
-    from monolane.model.progress import Progress
     from monolane.model.tokenizer import Tokenizer
+    from monolane.progress import Progress
 
 
 class LLM:
@@ -41,7 +41,7 @@ class LLM:
         context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        from monolane.model.progress import LoggedNotes
+        from monolane.progress import LoggedNotes
         from monolane.target import open_target
 
         progress = progress or LoggedNotes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monolane.engine import messages
-from monolane.model.progress import Progress, Silent
+from monolane.progress import Progress, Silent
 
 
 class LoadProgress:

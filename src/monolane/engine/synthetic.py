@@ -29,7 +29,7 @@ from monolane.target.base import Finish, Request, Token
 
 if TYPE_CHECKING:
     from monolane.model.load import Model
-    from monolane.model.progress import Progress
+    from monolane.progress import Progress
 
 # Renders a conversation as [user]Hi[assistant].
 TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"

@@ -31,7 +31,7 @@ from monolane.errors import MonolaneError, TargetError, UsageError
 from monolane.target.base import Finish, Target
 
 if TYPE_CHECKING:
-    from monolane.model.progress import Progress
+    from monolane.progress import Progress
 
 PYTHON = (sys.executable, "-P")  # -P: nothing is imported from the folder that a user happens to be in
 BEAT_S = 0.05

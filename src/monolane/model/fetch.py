@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from monolane.cache import cache_folder, disk_errors, human_size, make_folder, publish, sha256_of
 from monolane.errors import FetchError, UsageError
-from monolane.model.cache import cache_folder, disk_errors, human_size, make_folder, publish, sha256_of
 from monolane.model.catalogue import CATALOGUE, NamedModel
 from monolane.model.hub import Hub, HubSource, download_folder
 from monolane.model.packages import PackageSource
-from monolane.model.progress import Progress, Silent, bar
+from monolane.progress import Progress, Silent, bar
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 

@@ -12,9 +12,9 @@ from monolane.model.families.keys import note_on_unread_keys
 from monolane.model.families.names import gguf_name
 from monolane.model.families.shared import HEAD_DIM_LIMIT, VOCAB_LIMIT
 from monolane.model.gguf_file import GgufHeader, read_gguf
-from monolane.model.progress import Progress
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredWeights
+from monolane.progress import Progress
 
 _ROPE_FACTORS = "rope_freqs.weight"
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from monolane.cache import disk_errors, require_disk_space, sha256_of
 from monolane.errors import FetchError, MonolaneError, UnsupportedModelError
-from monolane.model.cache import disk_errors, require_disk_space, sha256_of
 from monolane.model.catalogue import NamedModel
-from monolane.model.progress import Progress, bar
+from monolane.progress import Progress, bar
 
 # The first question decides whether the hub is there at all; then a stalled transfer is given a little longer.
 REACH_SECONDS = 4.0

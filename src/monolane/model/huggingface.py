@@ -14,10 +14,10 @@ from monolane.model.families import family_of_huggingface
 from monolane.model.families.keys import note_on_unread_keys
 from monolane.model.families.names import huggingface_name
 from monolane.model.json_object import read_json_object
-from monolane.model.progress import Progress
 from monolane.model.safetensors_file import read_safetensors
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor, StoredWeights
+from monolane.progress import Progress
 
 _CONFIG = "config.json"
 _SINGLE = "model.safetensors"

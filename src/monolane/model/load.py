@@ -13,10 +13,10 @@ from monolane.model.data_file import is_there
 from monolane.model.gguf_weights import open_gguf
 from monolane.model.huggingface import open_folder, read_folder_config
 from monolane.model.json_object import read_json_object
-from monolane.model.progress import Progress
 from monolane.model.settings import shown
 from monolane.model.tokenizer import Tokenizer
 from monolane.model.weights import Weights, check_weights
+from monolane.progress import Progress
 
 # Where an answer ends in the chat formats of our families. A GGUF file names one end only, and often not this one.
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")

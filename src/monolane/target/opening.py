@@ -6,10 +6,9 @@ import ctypes
 import os
 from typing import TYPE_CHECKING
 
+from monolane.cache import human_size
 from monolane.errors import ResourceError, UsageError
-from monolane.model.cache import human_size
 from monolane.model.config import ModelConfig
-from monolane.model.progress import Progress, Silent
 from monolane.model.weights import Weights
 from monolane.program.build import build_program
 from monolane.program.check import check
@@ -17,6 +16,7 @@ from monolane.program.plan import Plan, make_plan
 from monolane.program.stage import MAX_WIDTH, CacheFormat, Program
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
+from monolane.progress import Progress, Silent
 from monolane.target.base import Target
 from monolane.target.cpu import machine
 from monolane.target.cpu.compiler import build, find_compiler

@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from monolane.cache import cache_folder, disk_errors, make_folder
 from monolane.errors import TargetError
-from monolane.model.cache import cache_folder, disk_errors, make_folder
 from monolane.target.cpu.machine import VectorLevel
 
 HEADERS = (Path(__file__).parent / "csrc", Path(__file__).parents[1] / "csrc")  # this target's, and all targets'

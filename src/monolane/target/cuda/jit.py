@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from monolane.cache import atomic_write, cache_folder
 from monolane.errors import TargetError
-from monolane.model.cache import atomic_write, cache_folder
 from monolane.target.cuda.packages import how_to_install
 
 HEADERS = (Path(__file__).parent / "csrc", Path(__file__).parents[1] / "csrc")

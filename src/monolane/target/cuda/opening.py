@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from monolane.cache import human_size
 from monolane.errors import MonolaneError, ResourceError, UnsupportedModelError, UsageError
-from monolane.model.cache import human_size
 from monolane.model.config import ModelConfig
-from monolane.model.progress import Progress
 from monolane.model.weights import Weights
 from monolane.program.build import build_program
 from monolane.program.check import check
@@ -20,6 +19,7 @@ from monolane.program.plan import Plan, make_plan
 from monolane.program.stage import Program
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
+from monolane.progress import Progress
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
 from monolane.target.cuda.generate import RUN_AHEAD_BYTES, generate, residual_projection

@@ -1,4 +1,4 @@
-// Every instruction that C++ has no word for, one function each, and nothing else. emulate.hpp beside this file has the
+// Every instruction that C++ has no word for, one function each, and nothing else. target/emulation/csrc/emulate.hpp has the
 // same functions for threads of a CPU, so that the kernel compiles and runs there unchanged.
 #pragma once
 

@@ -1,0 +1,122 @@
+"""``python -m monolane.bench.ceiling``: what this machine really gives, measured, kept and shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monolane.bench import output_path
+from monolane.bench.ceiling import cpu, latency_gpu, read_gpu, store
+from monolane.bench.ceiling import picture as ceiling_picture
+from monolane.bench.ceiling import result as ceiling_result
+from monolane.bench.ceiling.result import Ceiling, Host, Read
+from monolane.bench.report import record
+from monolane.errors import MonolaneError, ResourceError, UsageError
+from monolane.target.cuda.opening import find_gpu, required_gpu
+
+DEVICES = ("auto", "cpu", "cuda")
+Say = Callable[[str], None]
+
+GPU_METHOD = (
+    f"one block per multiprocessor, device clock; reading: {read_gpu.PASSES} passes over a share of "
+    f"{read_gpu.SHARE_BYTES / 1e6:.1f} MB per block, from when all blocks are there, 16-byte loads or bulk copies "
+    f"into a ring, every byte summed, best of {read_gpu.REPEATS}; hand-off: every block publishes a tagged 8-byte "
+    f"word and reads all, barrier: one counter, mean of {latency_gpu.ROUNDS:,}, best of "
+    f"{latency_gpu.REPEATS}; "
+    "streaming: meanwhile one thread of each block keeps so many bytes of 16 KiB bulk copies in flight; starting: from "
+    "the call to the kernel's first word in pinned host memory, and to its end, median of "
+    f"{latency_gpu.LAUNCHES}; there and back: a word to pinned memory and the host's answer, the host waiting "
+    f"in a Python loop, device clock, median of {latency_gpu.ANSWERS:,}"
+)
+
+
+@dataclass(frozen=True)
+class How:
+    """What is asked for; mistakes are found before anything runs."""
+
+    device: str
+    out: Path | None  # the result as JSON
+    picture: Path | None
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise UsageError(f"There is no device {self.device!r} to measure.", f"Choose one of: {', '.join(DEVICES)}.")
+        output_path.check(self.out, "ceiling.json")
+        output_path.check(self.picture, "ceiling.svg")
+
+
+def run(how: How, say: Say) -> dict[str, Any]:
+    """Measure, keep for other commands, write what is asked for."""
+    on_gpu = how.device == "cuda" or (how.device == "auto" and find_gpu() is not None)
+    result = _gpu(say) if on_gpu else _cpu(say)
+    try:
+        store.keep(result)
+    except ResourceError as error:  # the result is there all the same
+        say(f"not kept for other commands: {error}")
+    if how.out is not None:
+        output_path.write(how.out, json.dumps(result, indent=2) + "\n")
+    if how.picture is not None:
+        output_path.write(how.picture, ceiling_picture.text(result))
+    return result
+
+
+def _cpu(say: Say) -> dict[str, Any]:
+    say("reading and handing over, some seconds")
+    return _result(cpu.measure(), cpu.METHOD, record.machine(), ())
+
+
+def _gpu(say: Say) -> dict[str, Any]:
+    device, began = required_gpu(), time.monotonic()
+    say("compiling, and filling memory")
+    with closing(read_gpu.GpuReadCeiling(device, read_gpu.SWEEP)) as reader:
+        say("reading")
+        reads = [Read(way, speed) for way, speed in reader.measure().items()]
+        say("handing over")
+        waits = latency_gpu.hand_offs(reader.memory)
+        say("starting kernels, and talking to them")
+        link = latency_gpu.HostLink(reader.memory)
+        host = Host(*link.launch_us(), link.round_trip_us())
+    name, streaming = f"cuda ({device.name})", "in flight for each"
+    found = Ceiling(name, device.processors, reads, waits, host, streaming, time.monotonic() - began)
+    machine = record.machine() | {"gpu": record.gpu(device)}
+    return _result(found, GPU_METHOD, machine, ("cuda-bindings", "nvidia-cuda-nvrtc"))
+
+
+def _result(found: Ceiling, method: str, machine: dict[str, Any], packages: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "benchmark": "ceiling",
+        "model": "none",
+        **found.to_dict(),
+        "method": method,
+        "machine": machine,
+        "versions": record.versions("numpy", *packages),
+        "command": record.command(),
+    }
+
+
+def shown(result: dict[str, Any], as_json: bool) -> str:
+    return json.dumps(result) if as_json else ceiling_result.text(result)
+
+
+def main() -> int:
+    """For machines without the command line's packages."""
+    parser = argparse.ArgumentParser(prog="python -m monolane.bench.ceiling", description=__doc__)
+    parser.add_argument("--device", default="auto", help=", ".join(DEVICES))
+    parser.add_argument("--json", action="store_true", dest="as_json", help="one JSON object on stdout")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result (.json)")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it (.svg)")
+    asked = parser.parse_args()
+    try:
+        result = run(How(asked.device, asked.out, asked.picture), lambda text: print(text, file=sys.stderr, flush=True))
+    except MonolaneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(shown(result, asked.as_json))
+    return 0

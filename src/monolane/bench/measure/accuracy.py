@@ -1,0 +1,109 @@
+"""The verdict that comes before any speed: does the target compute the model?
+
+Its logits for a short text may be no further from fp32 than those of the same model run in bf16, and every token it
+decodes must be the likeliest one, or so near to it that bf16's own error could have swapped the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.bench.measure import reference, timing
+from monolane.errors import TargetError
+from monolane.model.config import ModelConfig
+from monolane.model.weights import Weights
+from monolane.target.base import Target
+
+PROMPT_TOKENS, DECODED_TOKENS = 16, 8  # one wide pass, then passes of one token
+ALLOWED = 1.1  # times the divergence of bf16
+NOISE = 1e-9  # nats: fp32's own, for a target that computes in fp32
+BOUND = (
+    "divergence (mean Kullback-Leibler, nats) from an fp32 NumPy reading of the same weights <= "
+    f"{ALLOWED} x that of a reading rounded to bf16 after every operation; every greedily decoded token within twice "
+    "bf16's largest error of the likeliest one"
+)
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Numbers over ``positions`` tokens of text; a shortfall is by how much the chosen logit is below the highest."""
+
+    positions: int
+    divergence: float
+    divergence_of_bf16: float
+    agreement: float  # how often the likeliest token is that of fp32
+    agreement_of_bf16: float
+    decoded: int  # tokens
+    shortfall: float
+    allowed_shortfall: float
+
+    @property
+    def passed(self) -> bool:
+        near = self.divergence <= ALLOWED * self.divergence_of_bf16 + NOISE  # False for what is not a number
+        return near and self.shortfall <= self.allowed_shortfall
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"verdict": "passed" if self.passed else "failed", **asdict(self), "bound": BOUND}
+
+    def __str__(self) -> str:
+        return (
+            f"divergence from fp32 {self.divergence:.2e} nats (bf16: {self.divergence_of_bf16:.2e}), same likeliest "
+            f"token {self.agreement:.0%} (bf16: {self.agreement_of_bf16:.0%}), worst of {self.decoded} decoded tokens "
+            f"{self.shortfall:.3f} below the likeliest (allowed: {self.allowed_shortfall:.3f})"
+        )
+
+
+def judge(config: ModelConfig, weights: Weights, target: Target, prompt: Sequence[int]) -> Verdict:
+    """Ask the target and the reference about the same text."""
+    prompt = list(prompt[:PROMPT_TOKENS])
+    answer = [token.id for token in timing.ask(target, prompt, DECODED_TOKENS).tokens]
+    text = [*prompt, *answer[:-1]]
+    return compare(reference.read(config, weights, text), target.logits(text), answer)
+
+
+def compare(truth: reference.Readings, ours: Logits, answer: Sequence[int]) -> Verdict:
+    """``answer`` was decoded; its last tokens are what the last rows of the logits were asked about."""
+    rows = truth.exact[-len(answer) :]
+    shortfalls = rows.max(1) - rows[np.arange(len(answer)), list(answer)]
+    return Verdict(
+        positions=len(ours),
+        divergence=_divergence(truth.exact, ours),
+        divergence_of_bf16=_divergence(truth.exact, truth.rounded),
+        agreement=_agreement(truth.exact, ours),
+        agreement_of_bf16=_agreement(truth.exact, truth.rounded),
+        decoded=len(answer),
+        shortfall=float(shortfalls.max()),
+        allowed_shortfall=2 * float(np.abs(truth.rounded - truth.exact).max()),
+    )
+
+
+def require(verdict: Verdict) -> Verdict:
+    """No numbers for a target that computes something else."""
+    if not verdict.passed:
+        raise TargetError(
+            f"The target's logits are wrong, so its speed means nothing: {verdict}.",
+            "Report it with this line; --device cpu or interpreter may show where it begins.",
+        )
+    return verdict
+
+
+def _divergence(truth: Logits, guess: Logits) -> float:
+    true_log, guessed_log = _log_softmax(truth), _log_softmax(guess)
+    return float(np.mean(np.sum(np.exp(true_log) * (true_log - guessed_log), -1)))
+
+
+def _agreement(truth: Logits, guess: Logits) -> float:
+    return float(np.mean(truth.argmax(1) == guess.argmax(1)))
+
+
+def _log_softmax(rows: Logits) -> NDArray[np.float64]:
+    shifted = rows.astype(np.float64) - rows.max(axis=-1, keepdims=True)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result

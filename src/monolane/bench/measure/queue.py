@@ -1,0 +1,43 @@
+"""Throughput over a queue: requests that are all there at once and are answered one after another by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monolane.bench.measure import timing
+from monolane.bench.measure.subject import Subject
+from monolane.engine.params import SamplingParams
+from monolane.engine.prompt import make_request, make_transcript
+from monolane.engine.result import Completion
+from monolane.engine.session import Session
+from monolane.engine.stream import Stream
+from monolane.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What came out of it: prompts, launches and text are part of the time, as they are for whoever waits."""
+
+    tokens: int
+    seconds: float
+
+
+def answer(subject: Subject, session: Session, prompt: Sequence[int], tokens: int) -> Completion:
+    """One greedy answer of fixed length, as text, through the engine."""
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    request = make_request(subject.model, subject.target.context, prompt, params)
+    stream = Stream(session, request, make_transcript(subject.model, request, params))
+    for _ in stream:
+        pass
+    if len(stream.result.token_ids) != tokens:
+        raise TargetError(f"{len(stream.result.token_ids)} tokens were made, not {tokens}.")
+    return stream.result
+
+
+def drain(subject: Subject, requests: int, prompt_tokens: int, tokens: int) -> Queue:
+    """Answer a queue. A new session knows of no cache, and the prompts have no beginning in common."""
+    session = Session(subject.target)
+    prompts = [subject.prompt(prompt_tokens, 1 + number) for number in range(requests)]
+    made, seconds = timing.timed(lambda: [answer(subject, session, prompt, tokens) for prompt in prompts])
+    return Queue(sum(len(found.token_ids) for found in made), seconds)

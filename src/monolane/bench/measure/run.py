@@ -1,0 +1,226 @@
+"""One benchmark from end to end: what was asked, checked; then measured, each result written as soon as it is there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from monolane.bench import output_path
+from monolane.bench.measure import accuracy, contexts, decode, lengths, server, stages
+from monolane.bench.measure import subject as subjects
+from monolane.bench.measure import workflow as workflows
+from monolane.bench.measure.decode import Lengths
+from monolane.bench.measure.subject import Subject
+from monolane.bench.measure.surroundings import Surroundings, look_around
+from monolane.bench.peers import registry
+from monolane.bench.peers.peer import Wanted
+from monolane.bench.report import picture, record
+from monolane.bench.trace import run as trace_run
+from monolane.errors import MonolaneError, UsageError
+from monolane.model.load import Model
+from monolane.progress import Progress
+
+MOST_ROUNDS, MOST_TOKENS = 1000, 1 << 20
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class How:
+    """What is asked for; mistakes are found before anything runs."""
+
+    model: str | None = None  # by name, folder or file; of a server, the name it goes by there
+    shape: str | None = None
+    server: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    device: str = "auto"
+    workers: int | None = None
+    contexts: tuple[int, ...] = ()
+    tokens: int | None = None  # None: as many as suit the device
+    rounds: int = 5
+    peers: tuple[str, ...] = ()
+    workflow: int | None = None
+    out: Path = record.RESULTS
+    picture: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.server is not None and (self.shape is not None or self.workflow is not None):
+            raise UsageError("A server is measured as it is.", "Leave --shape and --workflow away, or --server.")
+        if not 1 <= self.rounds <= MOST_ROUNDS:
+            raise UsageError(f"--rounds is {self.rounds}.", f"Choose between 1 and {MOST_ROUNDS}.")
+        if self.tokens is not None and not 2 <= self.tokens <= MOST_TOKENS:
+            raise UsageError(f"--tokens is {self.tokens}.", "Two or more are needed: a speed is between two tokens.")
+        if self.workflow is not None and not 1 <= self.workflow <= MOST_TOKENS:
+            raise UsageError(f"--workflow is {self.workflow}.", f"Choose between 1 and {MOST_TOKENS} tokens.")
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"{self.out} is a file.", "Results go to a folder: choose another with --out.")
+        if self.workflow is not None and len(self.contexts) > 1:
+            raise UsageError("A workflow has one length of conversation.", "Give --context one number.")
+        output_path.check(self.picture, "bench.png")
+
+    @property
+    def command(self) -> str:
+        """What measures this again. The key is nobody's business, and neither is where the files went."""
+        words = [self.model] if self.model else []
+        words += ["--shape", self.shape] if self.shape else []
+        words += ["--server", self.server] if self.server else []
+        words += ["--device", self.device] if self.device != "auto" else []
+        words += ["--workers", str(self.workers)] if self.workers else []
+        words += ["--context", ",".join(map(lengths.spelled, self.contexts))] if self.contexts else []
+        words += ["--tokens", str(self.tokens)] if self.tokens else []
+        words += ["--workflow", str(self.workflow)] if self.workflow else ["--rounds", str(self.rounds)]
+        if self.server is None and self.workflow is None:
+            words += ["--peers", ",".join(self.peers) or "none"]  # all of them is what one gets without a word
+        return shlex.join(["monolane", "bench", *words])
+
+
+def run(how: How, progress: Progress, say: Say) -> list[dict[str, Any]]:
+    """All results, in the order in which they were written."""
+    results: list[dict[str, Any]] = []
+
+    def keep(name: str, result: dict[str, Any]) -> None:
+        results.append(result | {"command": how.command})
+        say(f"written: {record.write(name, results[-1], how.out)}")
+
+    if how.server is not None:
+        asked = _with_tokens(how, server.LENGTHS)
+        found = server.measure(how.server, how.api_key, how.model, asked, how.contexts, how.rounds, say)
+        keep(f"server-{found['model']}", found)
+    else:
+        name, model = subjects.find_model(how.model, how.shape, progress)
+        kind = _kind(how)
+        with _opened(how, name, model, kind, _needed(how, model, kind), progress) as (subject, around):
+            _measure(how, subject, around, keep, say)
+    if how.picture is not None:
+        say(picture.draw(results, how.picture))
+    return results
+
+
+def sweep(how: How, progress: Progress, say: Say) -> dict[str, Any]:
+    """The contexts alone, those that the model was made for; what is left out is said."""
+    if not how.contexts:
+        raise UsageError("No context is to be measured.", "Give --context some numbers, such as 0,1k,4k.")
+    name, model = subjects.find_model(how.model, how.shape, progress)
+    kind = _kind(how)
+    tokens = _context_tokens(how, kind)
+    fit, left_out = contexts.fitting(how.contexts, tokens, model.config)
+    if not fit:
+        contexts.check(how.contexts, tokens, model.config)
+    for length, why in left_out.items():
+        say(f"{name}: a context of {int(length):,} is left out: {why}")
+    with _opened(how, name, model, kind, fit[-1] + tokens, progress) as (subject, around):
+        verdict = _judged(subject, say)
+        found = contexts.measure(subject, around, fit, tokens, how.rounds, say)
+        found |= {"left_out": left_out, "accuracy": verdict} | around.where()
+        say(f"written: {record.write(f'context-{name}-{subject.kind}', found, how.out)}")
+    return found
+
+
+def _measure(
+    how: How, subject: Subject, around: Surroundings, keep: Callable[[str, dict[str, Any]], None], say: Say
+) -> None:
+    place = f"{subject.name}-{subject.kind}"
+    verdict = _judged(subject, say)
+    if how.workflow is not None:
+        limit = _conversation(how, subject.model)
+        found = workflows.measure(subject, how.workflow, limit, say)
+        keep(f"workflow-{place}", found | {"accuracy": verdict} | around.where())
+        return
+    asked = _lengths(how, subject.kind)
+    with registry.opened(how.peers, _wanted(how, subject, asked), say) as (others, skipped):
+        found = decode.measure(subject, around, others, asked, how.rounds, say)
+    packages = ("torch", "triton", "transformers", "xllamacpp") if how.peers else ()
+    found["peers_skipped"] |= skipped
+    keep(f"decode-{place}", found | {"accuracy": verdict} | around.where(*packages))
+    if how.contexts:
+        tokens = _context_tokens(how, subject.kind)
+        found = contexts.measure(subject, around, how.contexts, tokens, how.rounds, say)
+        keep(f"context-{place}", found | {"accuracy": verdict} | around.where())
+    say("time per stage")
+    try:
+        by_stage = stages.measure(subject)
+    except MonolaneError as error:  # the numbers above are there and stay
+        say(f"time per stage is skipped: {error.message}")
+        by_stage = None
+    if by_stage is not None:
+        keep(f"stages-{place}", by_stage | {"accuracy": verdict} | around.where())
+
+
+def _judged(subject: Subject, say: Say) -> dict[str, Any]:
+    """Before anything is timed."""
+    model = subject.model
+    prompt = subject.prompt(accuracy.PROMPT_TOKENS)
+    say("accuracy: beside an fp32 reading of the same weights")
+    verdict = accuracy.require(accuracy.judge(model.config, model.weights, subject.target, prompt))
+    say(f"accuracy: {verdict}")
+    return verdict.to_dict()
+
+
+@contextmanager
+def _opened(
+    how: How, name: str, model: Model, kind: str, context: int, progress: Progress
+) -> Iterator[tuple[Subject, Surroundings]]:
+    from monolane.target import open_target
+
+    target = open_target(
+        model.config, model.weights, device=how.device, workers=how.workers, context=context, progress=progress
+    )
+    with closing(target), closing(look_around(kind, how.workers)) as around:
+        yield Subject(name, model, target, how.shape is None), around
+
+
+def _needed(how: How, model: Model, kind: str) -> int:
+    """Tokens of context; what the model cannot hold is refused."""
+    if how.workflow is not None:
+        return _conversation(how, model)
+    needed = max(_lengths(how, kind).longest, trace_run.PROMPT_TOKENS + trace_run.ANSWER_TOKENS)
+    if not how.contexts:
+        return needed
+    tokens = _context_tokens(how, kind)
+    contexts.check(how.contexts, tokens, model.config)
+    return max(needed, how.contexts[-1] + tokens)
+
+
+def _kind(how: How) -> str:
+    """Where ``open_target`` will run it."""
+    from monolane.target.cuda.opening import find_gpu
+
+    if how.device == "auto":
+        return "cuda" if how.workers is None and find_gpu() is not None else "cpu"
+    return how.device
+
+
+def _lengths(how: How, kind: str) -> Lengths:
+    return _with_tokens(how, decode.GPU if kind == "cuda" else decode.CPU)
+
+
+def _with_tokens(how: How, usual: Lengths) -> Lengths:
+    return usual if how.tokens is None else replace(usual, tokens=how.tokens)
+
+
+def _context_tokens(how: How, kind: str) -> int:
+    return how.tokens or (contexts.GPU_TOKENS if kind == "cuda" else contexts.CPU_TOKENS)
+
+
+def _conversation(how: How, model: Model) -> int:
+    """Tokens that a conversation of the workflow may have."""
+    limit = how.contexts[-1] if how.contexts else min(workflows.CONTEXT, model.config.context)
+    least = workflows.shortest_context()
+    if not least <= limit <= model.config.context:
+        raise UsageError(
+            f"Conversations of {limit} tokens are not possible.",
+            f"Choose one --context between {least} and {model.config.context}.",
+        )
+    return limit
+
+
+def _wanted(how: How, subject: Subject, asked: Lengths) -> Wanted:
+    from monolane.target.cpu.machine import processors
+
+    model = subject.model
+    path = model.path if subject.real else None
+    threads = how.workers or len(processors())
+    return Wanted(model.config, model.weights, path, subject.kind, threads, asked.prompts[0] + asked.tokens)

@@ -1,0 +1,42 @@
+"""A bf16 twin of a GGUF file: the same model at the bytes per weight that we stream, so that peers can be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monolane.cache import cache_folder, make_folder
+
+
+def bf16_twin(path: Path) -> Path:
+    """The path of the twin, written once into the cache. Matrices become BF16, vectors stay as they are."""
+    import gguf
+    import numpy as np
+
+    twin = make_folder(cache_folder("models")) / f"{path.stem}-bf16.gguf"
+    if twin.exists():
+        return twin
+    reader = gguf.GGUFReader(path)
+    temporary = twin.with_suffix(".tmp")
+    writer = gguf.GGUFWriter(temporary, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
+            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=sub_type)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    matrix_type = gguf.GGMLQuantizationType.BF16
+    for tensor in reader.tensors:
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        kind = matrix_type if len(shape) > 1 else gguf.GGMLQuantizationType.F32
+        size = int(np.prod(shape)) * (2 if kind == matrix_type else 4)
+        writer.add_tensor_info(
+            tensor.name, shape, np.dtype(np.float16 if kind == matrix_type else np.float32), size, kind
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        writer.write_tensor_data(gguf.quants.quantize(values, matrix_type) if len(tensor.shape) > 1 else values)
+    writer.close()
+    temporary.replace(twin)
+    return twin

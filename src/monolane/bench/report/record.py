@@ -1,0 +1,115 @@
+"""One result, one JSON file: what was measured, on which machine, with which versions, by which command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monolane import __version__
+from monolane.cache import atomic_write
+from monolane.target.cpu.compiler import find_compiler
+from monolane.target.cpu.machine import processors, vector_level
+
+if TYPE_CHECKING:
+    from monolane.target.cuda.driver import Device
+
+RESULTS = Path("benchmarks/results")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    compiler = find_compiler()
+    return {
+        "processor": processor_name(),
+        "cores": len(processors()),
+        "vectors": vector_level().name,
+        "system": platform.platform(),
+        "compiler": compiler.version.splitlines()[0] if compiler else None,
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def gpu(device: Device) -> dict[str, Any]:
+    """The card, and what nvidia-smi says of its driver and limits; None where there is no nvidia-smi."""
+    asked = ("driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit", "temperature.gpu")
+    return {
+        "name": device.name,
+        "multiprocessors": device.processors,
+        "memory_bytes": device.memory,
+        **dict(zip(asked, _nvidia_smi(asked) or (None,) * len(asked), strict=True)),
+    }
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """Ours, Python's, and those of the packages that took part."""
+    found: dict[str, str | None] = {"monolane": __version__, "commit": _commit(), "python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def write(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Keep a result under a name made of its benchmark and model; it may bring its command along."""
+    path = folder / f"{re.sub(r'[^a-z0-9.]+', '-', name.lower())}.json"
+    with atomic_write(path) as file:
+        file.write((json.dumps({"command": command()} | result, indent=2) + "\n").encode())
+    return path
+
+
+def command() -> str:
+    """What measures this again; where files went is nobody's business."""
+    program, *words = sys.argv
+    for option in ("--out", "--picture"):
+        if option in words:
+            place = words.index(option)
+            words = words[:place] + words[place + 2 :]
+    if Path(program).stem == "monolane":
+        return shlex.join(["monolane", *words])
+    module = "monolane.bench.ceiling" if Path(program).parent.name == "ceiling" else "monolane.bench"
+    return shlex.join(["python", "-m", module, *words])
+
+
+def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
+    """Its answers for the first GPU."""
+    asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
+    try:
+        shown = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    answers = [answer.strip() for answer in shown.stdout.strip().split(",")]
+    return answers if shown.returncode == 0 and len(answers) == len(fields) else None
+
+
+def processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cpu_title(processor: object, cores: object) -> str:
+    """What a CPU is told from others by."""
+    return f"{processor}, {cores} cores"
+
+
+def _commit() -> str | None:
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        shown = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return shown.stdout.strip() or None

@@ -1,0 +1,110 @@
+"""The README's tables and the page of all results, made from the results and from nothing else: ``make report``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from monolane.bench.report import schema
+from monolane.bench.report.markdown import chosen_us, grid, peer_speed
+from monolane.bench.report.record import RESULTS
+from monolane.errors import MonolaneError, UsageError
+
+BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
+README, PAGE, GOALS = Path("README.md"), Path("docs/results.md"), Path("benchmarks/goals.json")
+MORE = (
+    "[All results](docs/results.md): goals, peers, percentiles, first tokens, contexts, loading, serving; machines, "
+    "versions, methods."
+)
+
+
+def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """All results of a folder, in the order of their names; one that does not fit its schema is refused."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            result = json.loads(path.read_text())
+        except ValueError as error:
+            raise UsageError(f"{path} is not JSON: {error}.", "Measure again, or remove it.") from error
+        if wrong := schema.problems(result):
+            raise UsageError(f"{path} is not a result: {'; '.join(wrong)}.", "Measure again, or remove it.")
+        found.append(result)
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """What the README shows: greedy and sampled, on GPUs first, each beside the peer that matters there."""
+    decoded = [result for result in found if result["benchmark"] == "decode"]
+    decoded.sort(key=lambda result: float(result["us_per_token"]))
+    on_gpu = [result for result in decoded if "gpu" in result["machine"]]
+    on_cpu = [result for result in decoded if "gpu" not in result["machine"]]
+    parts = [_decode("GPU", on_gpu, "torch.compile"), _decode("CPU", on_cpu, "llama.cpp, bf16"), MORE]
+    return "\n\n".join(filter(None, parts))
+
+
+def _decode(kind: str, found: list[dict[str, Any]], peer: str) -> str:
+    speeds = ("µs/token, greedy", "sampled", "tok/s, greedy", "sampled")
+    columns = ("model", kind, *speeds, "GB/token", "of the read ceiling", peer)
+    rows = [
+        (
+            f"{result['model']} {result['dtype']}",
+            _where(result),
+            chosen_us(result),
+            chosen_us(result, "sampled_"),
+            *(_tokens_per_second(result.get(f"{choice}us_per_token"), kind) for choice in ("", "sampled_")),
+            f"{result['bytes_per_token'] / 1e9:.2f}",
+            f"{result['fraction_of_ceiling']:.0%}",
+            peer_speed(result, peer),
+        )
+        for result in found
+    ]
+    return grid(columns, rows)
+
+
+def _tokens_per_second(us: float | None, kind: str) -> str:
+    return "-" if us is None else f"{1e6 / us:,.{0 if kind == 'GPU' else 1}f}"
+
+
+def _where(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    return str(machine["gpu"]["name"]) if "gpu" in machine else f"{machine['processor']}, {result['device']}"
+
+
+def fill(page: Path, content: str) -> bool:
+    """Put the table between its markers; True where that changed the page."""
+    text = page.read_text()
+    before, rest = text.split(BEGIN, 1)
+    _, after = rest.split(END, 1)
+    new = f"{before}{BEGIN}\n{content}\n{END}{after}"
+    page.write_text(new)
+    return new != text
+
+
+def goals(path: Path) -> list[dict[str, Any]]:
+    """What was promised; nothing where nothing was."""
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def write(root: Path) -> list[Path]:
+    """Make the README's tables and the page anew; those that changed."""
+    from monolane.bench.report import page
+
+    found = results(root / RESULTS)
+    changed = [README] if fill(root / README, table(found)) else []
+    text = page.page(found, goals(root / GOALS))
+    if not (root / PAGE).exists() or (root / PAGE).read_text() != text:
+        (root / PAGE).write_text(text)
+        changed.append(PAGE)
+    return changed
+
+
+def main() -> int:
+    try:
+        changed = write(Path())
+    except MonolaneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"changed: {', '.join(map(str, changed))}" if changed else "everything is up to date", file=sys.stderr)
+    return 0

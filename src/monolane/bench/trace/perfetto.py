@@ -1,0 +1,71 @@
+"""A trace in Chrome's format, which https://ui.perfetto.dev opens: a track per worker, and three of all together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from monolane.bench.trace.stamps import Trace
+
+TOGETHER, WORKERS = 1, 2  # processes, as the format calls a group of tracks
+TOKENS, CRITICAL, HANDOFFS = 1, 2, 3  # tracks of the first
+
+Event = dict[str, Any]
+
+
+def text(trace: Trace) -> str:
+    """One event a line."""
+    lines = ",\n".join(json.dumps(event, ensure_ascii=False, separators=(",", ":")) for event in events(trace))
+    return f'{{"displayTimeUnit":"ns","traceEvents":[\n{lines}\n]}}\n'
+
+
+def events(trace: Trace) -> Iterator[Event]:
+    yield from _names(TOGETHER, trace.name, {TOKENS: "tokens", CRITICAL: "critical path", HANDOFFS: "hand-offs"})
+    yield from _names(WORKERS, "workers", {worker: f"worker {worker}" for worker in range(trace.workers)})
+    yield from _together(trace)
+    for worker in range(trace.workers):
+        yield from _of_worker(trace, worker)
+
+
+def _names(process: int, name: str, tracks: dict[int, str]) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    for track, label in tracks.items():
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": track, "args": {"name": label}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": track, "args": {"sort_index": track}}
+
+
+def _together(trace: Trace) -> Iterator[Event]:
+    """Tokens; the stage that the slowest worker is in; from its end until every worker has the next one's input."""
+    ends = trace.ended.max(1)
+    waited = trace.stamps[1:, ..., 1].max(1) > 0  # a stage without such a stamp does not say when its input came
+    arrived = trace.ready.max(1)
+    for token in range(trace.tokens):
+        begins = ends[token] - trace.critical[token]
+        yield _slice("token", "token", (TOGETHER, TOKENS), begins[0], ends[token, -1], {"token": token})
+        for index, stage in enumerate(trace.stages):
+            where = {"token": token, "stage": index, "layer": getattr(stage, "layer", None)}
+            begin, end = begins[index], ends[token, index]
+            yield _slice(stage.name, "critical", (TOGETHER, CRITICAL), begin, end, where)
+            if waited[token, index] and arrived[token, index] > begin:
+                before = trace.stages[index - 1].name  # of the first stage: the last one of the token before
+                name = f"{before} → {stage.name}"
+                yield _slice(name, "hand-off", (TOGETHER, HANDOFFS), begin, arrived[token, index], where)
+
+
+def _of_worker(trace: Trace, worker: int) -> Iterator[Event]:
+    for token in range(trace.tokens):
+        times = zip(*(when[token, worker].tolist() for when in (trace.began, trace.ready, trace.ended)), strict=True)
+        for index, (stage, (began, ready, ended)) in enumerate(zip(trace.stages, times, strict=True)):
+            where = {"token": token, "stage": index, "layer": getattr(stage, "layer", None)}
+            if ready > began:
+                yield _slice(f"wait: {stage.name}", "wait", (WORKERS, worker), began, ready, where)
+            yield _slice(stage.name, "work", (WORKERS, worker), ready, ended, where)
+
+
+def _slice(name: str, kind: str, track: tuple[int, int], begin: float, end: float, where: Event) -> Event:
+    """A complete event; times in µs, to the nanosecond."""
+    process, thread = track
+    place: Event = {"ph": "X", "name": name, "cat": kind, "pid": process, "tid": thread}
+    return place | {"ts": round(float(begin), 3), "dur": round(float(end - begin), 3), "args": where}

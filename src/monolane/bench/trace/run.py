@@ -1,0 +1,109 @@
+"""Traces made and written: a model answers until it is warm, then with stamps."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.bench import output_path
+from monolane.bench.trace import perfetto
+from monolane.bench.trace import picture as trace_picture
+from monolane.bench.trace.stamps import Trace, report
+from monolane.errors import UsageError
+from monolane.model.config import ModelConfig
+from monolane.model.weights import Weights
+from monolane.program.sample import Sampling
+from monolane.program.stage import Program
+from monolane.progress import Progress
+from monolane.target import open_target
+from monolane.target.base import Request, Target, Token
+
+CONTEXT = 2048
+PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
+TRACED_FROM = 100  # decode passes: the caches are warm, the context is some 230 tokens
+MOST_TOKENS = 32  # traced; a token of a large model is a megabyte of trace
+LONGEST_RUN_S, FEWEST_TOKENS = 2.0, 8  # of a run without stamps, on a slow machine
+
+
+@runtime_checkable
+class Stamping(Target, Protocol):
+    """What a target offers besides, if it can stamp its stages."""
+
+    program: Program
+
+    def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
+        """When each worker came to each stage, had its input and ended, in ns: [pass][worker][stage][3].
+
+        The passes are those of a decoded token, from the one numbered ``first`` on.
+        """
+
+
+@dataclass(frozen=True)
+class How:
+    """What is asked for; mistakes are found before anything runs."""
+
+    tokens: int  # traced
+    device: str
+    workers: int | None
+    out: Path | None  # the trace for a viewer
+    picture: Path | None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tokens <= MOST_TOKENS:
+            raise UsageError(f"{self.tokens} tokens cannot be traced.", f"Choose between 1 and {MOST_TOKENS}.")
+        output_path.check(self.out, "trace.json")
+        output_path.check(self.picture, "trace.svg")
+
+
+def run(name: str, config: ModelConfig, weights: Weights, how: How, progress: Progress) -> str:
+    """Trace a model, write what is asked for; the report."""
+    trace = measure(name, config, weights, how, progress)
+    for path, text in ((how.out, perfetto.text), (how.picture, trace_picture.text)):
+        if path is not None:
+            output_path.write(path, text(trace))
+    return report(trace)
+
+
+def measure(name: str, config: ModelConfig, weights: Weights, how: How, progress: Progress) -> Trace:
+    """Load a model, let it answer without stamps until it is warm, then with them."""
+    needed = PROMPT_TOKENS + ANSWER_TOKENS
+    if config.context < needed:
+        raise UsageError(
+            f"{name} has a context of {config.context} tokens; a trace needs {needed}.", "Trace another model."
+        )
+    context = min(config.context, CONTEXT)
+    target = open_target(config, weights, device=how.device, workers=how.workers, context=context, progress=progress)
+    with closing(target):
+        if not isinstance(target, Stamping):
+            raise UsageError(f"{target.name} keeps no time stamps.", "Use device cuda, or cpu with a C++ compiler.")
+        prompt = np.random.default_rng(0).integers(0, config.vocab, PROMPT_TOKENS).tolist()
+        return of_target(name, target, prompt, how.tokens)
+
+
+def of_target(name: str, target: Stamping, prompt: list[int], tokens: int) -> Trace:
+    """The trace of so many tokens."""
+    _answer(target, prompt)  # warms up
+    answer = _answer(target, prompt)
+    us = (answer[-1].time_ns - answer[0].time_ns) / 1e3 / (len(answer) - 1)
+    passes = tokens + 1
+    request = Request(prompt, 0, TRACED_FROM + passes + 2, frozenset(), Sampling())
+    stamps = target.trace(request, TRACED_FROM, passes)
+    return Trace(f"{name}, {target.name}", target.program.stages, stamps, us, target.bytes_per_token)
+
+
+def _answer(target: Target, prompt: list[int]) -> list[Token]:
+    """The tokens of one answer, or as many as there is time for."""
+    run = target.run(Request(prompt, 0, ANSWER_TOKENS, frozenset(), Sampling()))
+    made: list[Token] = []
+    begin = time.monotonic()
+    for batch in run:
+        made += batch
+        if time.monotonic() - begin > LONGEST_RUN_S and len(made) >= FEWEST_TOKENS:
+            run.abort()
+    return made

@@ -1,0 +1,51 @@
+"""``monolane inspect``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from monolane.cli import options
+from monolane.errors import UsageError
+from monolane.model.catalogue import DEFAULT_MODEL
+
+
+def inspect(
+    model: options.ModelSpec = DEFAULT_MODEL,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
+    context: options.Context = None,
+    card: Annotated[
+        str | None,
+        typer.Option(help="A GPU that is not here: h200, b200, rtx-5090, …", rich_help_panel=options.MACHINE),
+    ] = None,
+    picture: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where the picture of the tapes goes (.svg, .png or .pdf).")
+    ] = Path("plan.svg"),
+) -> None:
+    """Show a model's program: stages, bytes per stage and worker, hand-offs, balance; and draw its tapes.
+
+    For cuda also the kernel, without a GPU: registers, shared memory, ring, and the time each stage should take.
+    """
+    from monolane.cli.progress_bar import progress_bar
+    from monolane.model.fetch import resolve
+    from monolane.model.load import load_config
+    from monolane.program import inspect as program
+    from monolane.target.cuda import inspect as cuda
+    from monolane.target.cuda.opening import unused_gpu
+    from monolane.target.opening import DEVICES, choose_context, plan_for
+
+    if device not in DEVICES:
+        raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
+    chosen, progress = cuda.choose_card(device, workers, card), progress_bar()
+    if chosen is None and device == "auto" and (line := unused_gpu(workers)) is not None:
+        progress.note(line)
+    config = load_config(resolve(model, progress), progress)
+    length = choose_context(config.context, context)
+    plan = cuda.plan_for(config, chosen) if chosen else plan_for(config, workers)
+    parts = [program.report(plan, length), *([cuda.report(plan, length, chosen)] if chosen else [])]
+    typer.echo("\n\n".join(parts))
+    program.picture(plan, picture)
+    typer.echo(f"picture: {picture}", err=True)

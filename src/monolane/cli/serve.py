@@ -1,0 +1,41 @@
+"""``monolane serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from monolane.cli import opening, options
+from monolane.model.catalogue import DEFAULT_MODEL
+
+
+def serve(
+    model: options.ServedModel = DEFAULT_MODEL,
+    config: options.Config = None,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
+    served_model_name: options.ServedName = None,
+    api_key: options.ApiKey = None,
+    api_key_file: options.ApiKeyFile = None,
+    allow_origin: options.AllowOrigin = None,
+    queue_limit: options.QueueLimit = 64,
+    max_connections: options.MaxConnections = 512,
+    log_level: options.LogLevel = "info",
+    ceiling: options.Ceiling = None,
+    device: options.Device = "auto",
+    workers: options.Workers = None,
+    context: options.Context = None,
+) -> None:
+    """Serve a model to clients of OpenAI and Anthropic, with a playground at /. Ctrl-C ends it."""
+    from monolane.cli.progress_bar import progress_bar
+    from monolane.serve import request_log, run
+    from monolane.serve.service import Service
+
+    key = options.api_key(api_key, api_key_file)
+    request_log.set_up(options.log_level(log_level))
+    name = served_model_name or (Path(model).name if Path(model).exists() else model)
+    engine = opening.open_engine(model, device, workers, context, queue_limit, progress_bar())
+    service = Service(engine, name, options.ceiling(ceiling, device, workers))
+    settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)
+    run.serve(service, settings, lambda text: typer.echo(text, err=True))

@@ -1,0 +1,137 @@
+"""Projections that another engine's makers published, beside their own formula on real bytes, and beside our model.
+
+Their formula: tokens per second = utilisation x bandwidth / active bytes. It has no latencies. What it was fed with can
+be read off a projection: the bytes that it must have been divided by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monolane.planner.calibration import Result
+from monolane.planner.catalogue import CATALOGUE
+from monolane.planner.machines import MACHINES, Cluster
+from monolane.planner.precision import PUBLISHED
+from monolane.planner.prediction import Prediction, predict
+from monolane.planner.source import from_entry
+
+UTILISATION = 0.36
+# Of the nominal bandwidth of 8 MI300X, what its makers call effective. For 8 H200 they do not say; the same share gives
+# the very numbers they published.
+EFFECTIVE_SHARE = 33.6 / 42.4
+COUNT = 8  # GPUs
+NODES = ("H200", "MI300X")
+CONTEXT = 0  # a projection reads no cache
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a source says of a model. ``speeds``: tokens per second on 8 of each of the ``NODES``.
+
+    ``elsewhere``: another number for the same, from another source, and ``bits``: what a weight takes by the format
+    that the source names. ``machine_unsaid``: one number, without a machine.
+    """
+
+    model: str
+    dtype: str
+    active_billions: float
+    speeds: tuple[float, float]
+    measured: bool = False
+    elsewhere: float | None = None
+    bits: float = 16.0
+    machine_unsaid: bool = False
+
+
+PUBLISHED_SPEEDS = (
+    Published("laneformer-2b", "bf16", 2.2, (2100, 3000), measured=True),
+    Published("qwen3-coder-next", "fp8", 3.0, (3650, 4000)),
+    Published("gpt-oss-120b", PUBLISHED, 5.1, (2200, 2400)),
+    Published("deepseek-v4-flash", PUBLISHED, 13.0, (1160, 1270)),
+    Published("kimi-k2.6", PUBLISHED, 32.0, (325, 355), elsewhere=800, bits=4.0),
+    Published("deepseek-v4-pro", PUBLISHED, 49.0, (440, 440), machine_unsaid=True),
+)
+
+
+def nominal(node: str) -> float:
+    """Bytes per second of all GPUs together, by their maker."""
+    bandwidth = MACHINES[node].bandwidth
+    assert bandwidth is not None
+    return COUNT * bandwidth
+
+
+def formula(active_bytes: float, node: str) -> float:
+    """Tokens per second, as they reckon."""
+    return UTILISATION * EFFECTIVE_SHARE * nominal(node) / active_bytes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One published number, for one machine."""
+
+    published: Published
+    node: str
+    speed: float
+    ours: Prediction
+
+    @property
+    def active_bytes(self) -> float:
+        """Weights that a token reads, counted from the config."""
+        return self.ours.footprint.total.active - self.ours.footprint.cache.active
+
+    @property
+    def implied_bytes(self) -> float:
+        """What the formula must have been fed with."""
+        return formula(1.0, self.node) / self.speed
+
+    @property
+    def formula(self) -> float:
+        return formula(self.active_bytes, self.node)
+
+
+def comparisons(results: Sequence[Result]) -> list[list[Comparison]]:
+    """For every model, its published numbers with our predictions for the same."""
+    return [[_comparison(published, at, results) for at in range(len(NODES))] for published in PUBLISHED_SPEEDS]
+
+
+def _comparison(published: Published, at: int, results: Sequence[Result]) -> Comparison:
+    node = NODES[at]
+    cluster = Cluster(MACHINES[node], COUNT, COUNT)
+    ours = predict(from_entry(CATALOGUE[published.model]), cluster, results, dtype=published.dtype, context=CONTEXT)
+    return Comparison(published, node, published.speeds[at], ours)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of two published numbers for the same: what the formula gives on the format's bytes and on the real ones.
+
+    ``*_supports``: the published numbers that are nearer to it.
+    """
+
+    format_bytes: float
+    by_format: tuple[float, ...]
+    format_supports: tuple[float, ...]
+    by_config: tuple[float, ...]
+    config_supports: tuple[float, ...]
+
+
+def verdict(rows: Sequence[Comparison]) -> Verdict | None:
+    """None where the source says one thing only."""
+    published = rows[0].published
+    if published.elsewhere is None:
+        return None
+    elsewhere = (published.elsewhere,) * len(rows)
+
+    def nearer(found: tuple[float, ...]) -> tuple[float, ...]:
+        near = _distance(found, published.speeds) < _distance(found, elsewhere)
+        return published.speeds if near else elsewhere[:1]
+
+    size = published.active_billions * 1e9 * published.bits / 8
+    by_format = tuple(formula(size, row.node) for row in rows)
+    by_config = tuple(row.formula for row in rows)
+    return Verdict(size, by_format, nearer(by_format), by_config, nearer(by_config))
+
+
+def _distance(found: Sequence[float], speeds: Sequence[float]) -> float:
+    return sum(abs(math.log(value / speed)) for value, speed in zip(found, speeds, strict=True))

@@ -1,0 +1,101 @@
+"""How many bits a weight takes, part by part: one of a few formats, or what a model was published in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from monolane.errors import UnsupportedModelError, UsageError
+from monolane.model.settings import Settings
+from monolane.planner.parts import Part, Weights
+
+PUBLISHED = "published"
+BF16_BITS = 16.0
+# With their scales: fp8 one per block of 128 x 128 (nothing), int4 16 bits per 32 weights, fp4 8 bits per 32 weights.
+FORMATS = {"bf16": BF16_BITS, "fp8": 8.0, "int4": 4.5, "fp4": 4.25}
+DTYPES = (*FORMATS, PUBLISHED)
+
+# What quantisation is for. Head, router, embedding, norms and biases are small or delicate, and stay as they are.
+LAYER_PARTS = (Part.ATTENTION, Part.DENSE, Part.ROUTED, Part.SHARED)
+_EXPERTS_ALONE = (Part.ROUTED,)
+# As the names of tensors that a checkpoint's quantisation leaves out say it.
+_LEFT_OUT = {"self_attn": Part.ATTENTION, "shared_expert": Part.SHARED, "mlp": Part.DENSE}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """``bits`` has the parts that are not ``rest`` bits wide."""
+
+    name: str
+    bits: Mapping[Part, float] = field(default_factory=dict)
+    rest: float = BF16_BITS
+
+    def active_bytes(self, weights: Weights) -> float:
+        return weights.active * self._bits(weights.part) / 8
+
+    def stored_bytes(self, weights: Weights) -> float:
+        return weights.stored * self._bits(weights.part) / 8
+
+    def _bits(self, part: Part) -> float:
+        return self.bits.get(part, self.rest)
+
+
+def named(dtype: str) -> Precision:
+    """All layers in one format."""
+    if dtype not in FORMATS:
+        raise UsageError(f"There is no dtype {dtype!r}.", f"Choose one of: {', '.join(DTYPES)}.")
+    return _some(dtype, LAYER_PARTS, FORMATS[dtype])
+
+
+def published(settings: Settings) -> Precision:
+    """What a ``config.json`` says its weights are stored in."""
+    found = settings.get("quantization_config")
+    if found is None:
+        wide = settings.get("dtype") or settings.get("torch_dtype")
+        return Precision("fp32", rest=32.0) if wide == "float32" else named("bf16")
+    quantised = Settings(found if isinstance(found, dict) else {}, f"{settings.source}: quantization_config")
+    method = quantised.get("quant_method")
+    if method == "mxfp4":
+        return _some("fp4 experts, bf16", _EXPERTS_ALONE, FORMATS["fp4"])
+    if method == "fp8" and settings.get("expert_dtype") == "fp4":
+        bits = dict.fromkeys(LAYER_PARTS, FORMATS["fp8"]) | {Part.ROUTED: FORMATS["fp4"]}
+        return Precision("fp4 experts, fp8", bits)
+    if method == "fp8":
+        return named("fp8")
+    if method == "compressed-tensors":
+        return _compressed(quantised)
+    if method in ("gptq", "awq"):
+        return _grouped(method, LAYER_PARTS, quantised)
+    raise UnsupportedModelError(
+        f"{settings.source}: weights quantised by {method!r} are of a size the planner does not know.",
+        f"Say what to count with: --dtype {', '.join(FORMATS)}.",
+    )
+
+
+def _compressed(quantised: Settings) -> Precision:
+    groups = quantised.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else None
+    if not isinstance(weights, dict):
+        raise quantised.wrong("config_groups", "groups with the format of their weights")
+    left_out = str(quantised.get("ignore"))
+    parts = tuple(
+        part for part in LAYER_PARTS if not any(name in left_out for name, of in _LEFT_OUT.items() if of is part)
+    )
+    settings = Settings({"bits": weights.get("num_bits"), "group_size": weights.get("group_size")}, quantised.source)
+    return _grouped("int", parts, settings)
+
+
+def _grouped(method: str, parts: tuple[Part, ...], settings: Settings) -> Precision:
+    """Weights in groups that share a scale of 16 bits; without a group size, a row shares one."""
+    bits = settings.integer("bits", 16, default=4)
+    size = settings.get("group_size")
+    scale = 16.0 / size if isinstance(size, int) and size > 0 else 0.0
+    kind = f"{method}{bits}"
+    if parts == LAYER_PARTS:
+        return _some(kind, parts, bits + scale)
+    return _some(f"{kind} experts, bf16" if parts == _EXPERTS_ALONE else f"{kind}, bf16", parts, bits + scale)
+
+
+def _some(name: str, parts: tuple[Part, ...], bits: float) -> Precision:
+    return Precision(name, dict.fromkeys(parts, bits))

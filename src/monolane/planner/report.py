@@ -1,0 +1,205 @@
+"""A prediction for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from monolane.cache import human_size
+from monolane.planner import columns
+from monolane.planner.latency import MICRO
+from monolane.planner.prediction import Prediction
+
+_INDENT = 11
+_METHOD = "leave-one-out by model"
+
+_BINDS = {
+    "weights": "reading them is the largest term; fewer bits per weight or more bandwidth would help most",
+    "cache": "reading it is the largest term; a shorter context or more bandwidth would help most",
+    "hand-offs": "waiting for them is the largest term; more bandwidth or more lanes would hardly help",
+    "exchanges": "waiting for other lanes is the largest term; fewer lanes or a delay would help most",
+}
+
+
+def text(plan: Prediction) -> str:
+    """Everything on one screen."""
+    lanes = f"{plan.lanes.count} lane" + ("s" if plan.lanes.count > 1 else "")
+    unused = plan.cluster.count - plan.lanes.count
+    idle = f" ({unused} of the {plan.cluster.count} GPUs unused)" if unused else ""
+    delay = f", delay {plan.lanes.delay}" if plan.lanes.delay else ""
+    heading = (
+        f"{plan.model.name} on {plan.cluster.name}: {lanes}{idle}{delay}, {plan.precision.name}, "
+        f"context {plan.context:,}"
+    )
+    return "\n".join(
+        [
+            heading,
+            "",
+            *_parts(plan),
+            "",
+            _line("memory", _memory(plan)),
+            _line("roofline", _roofline(plan)),
+            _line("predicted", _predicted(plan)),
+            *_terms(plan),
+            _line("binds", f"{plan.time.binds}: {_BINDS[plan.time.binds]}"),
+            _line("error bar", error_bar(plan)),
+            *_assumptions(plan),
+        ]
+    )
+
+
+def _line(label: str, content: str) -> str:
+    return columns.labelled(label, content, _INDENT)
+
+
+def _parts(plan: Prediction) -> list[str]:
+    total = plan.footprint.total
+    rows = [["part", "parameters", "in memory", "per token", "per token and lane", "share"]]
+    for row in (*plan.footprint.rows, total):
+        rows.append(
+            [
+                row.part,
+                columns.count(row.parameters),
+                human_size(round(row.held)) if row.held else "-",
+                human_size(round(row.active)),
+                human_size(round(row.lane_active)),
+                f"{row.lane_active / total.lane_active:.1%}",
+            ]
+        )
+    return columns.table(rows)
+
+
+def _memory(plan: Prediction) -> str:
+    total, cache, machine = plan.footprint.total, plan.footprint.cache, plan.cluster.machine
+    held, weights = total.lane_held, total.lane_held - cache.lane_held
+    return (
+        f"{human_size(round(held))} a lane ({human_size(round(weights))} weights, {human_size(round(cache.lane_held))} "
+        f"cache) of {human_size(round(machine.room))}: fits, {held / machine.room:.0%} full"
+    )
+
+
+def _roofline(plan: Prediction) -> str:
+    ways = []
+    if plan.cluster.machine.bandwidth is not None:
+        ways.append((plan.cluster.machine.bandwidth, "nominal"))
+    ways.append((plan.ceiling.bytes_per_s, f"ceiling, {plan.ceiling.source}"))
+    return "; ".join(
+        f"{columns.duration(us)} = {MICRO / us:,.0f} tok/s at {columns.speed(speed)} ({what})"
+        for speed, what in ways
+        for us in [plan.roofline_us(speed)]
+    )
+
+
+def _predicted(plan: Prediction) -> str:
+    within = plan.tokens_per_s_range
+    span = f", {within[0]:,.0f} to {within[1]:,.0f} within the error bar" if within else ""
+    share = plan.roofline_us(plan.ceiling.bytes_per_s) / plan.time.us
+    spread = f" ± {plan.error:.0%}" if plan.error is not None else ""
+    speed = f"{columns.duration(plan.time.us)} per token{spread} = {plan.tokens_per_s:,.0f} tok/s"
+    return f"{speed}{span}; {share:.0%} of the ceiling's roofline"
+
+
+def _terms(plan: Prediction) -> list[str]:
+    """What the predicted time is made of; a term that is hidden behind others takes none."""
+    latencies, lanes = plan.calibration.latencies, plan.lanes
+    each = f"{latencies.handoff_us:.2f} µs, {latencies.pause_us:.2f} where weights hide them"
+    notes = {
+        "weights": "where they are not hidden behind hand-offs",
+        "cache": f"at {latencies.cache_efficiency:.0%} of the ceiling",
+        "hand-offs": f"{plan.model.shape.handoffs} of {each}",
+        "exchanges": f"{_exchanges(plan)} of {lanes.exchange_us:.1f} µs"
+        + (f", due {lanes.delay} modules later" if lanes.delay else ""),
+    }
+    terms = {name: us for name, us in plan.time.terms().items() if lanes.count > 1 or name != "exchanges"}
+    rows = [[name, columns.duration(us), f"{us / plan.time.us:.0%}", notes[name]] for name, us in terms.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        f"{'':{_INDENT}}{name:{widths[0]}}  {us:>{widths[1]}}  {part:>{widths[2]}}  {note}"
+        for name, us, part, note in rows
+    ]
+
+
+def _exchanges(plan: Prediction) -> int:
+    return 2 * len(plan.model.shape.layers) + 1
+
+
+def error_bar(plan: Prediction) -> str:
+    """How it came about, and what it does not cover."""
+    calibration, machine = plan.calibration, plan.cluster.machine
+    if calibration.error is None:
+        return "none: there is no measured result to hold the model against, so its latencies are those of first probes"
+    models = len({result.model for result in calibration.results})
+    said = (
+        f"± {calibration.error:.0%}, {_METHOD}, over {len(calibration.results)} measured time(s) of {models} model(s) "
+        f"on {calibration.from_machine}"
+    )
+    lacking = []
+    if calibration.from_machine != machine.name:
+        carried = calibration.carried
+        scaled = f", hand-offs x {carried:.2f} as 'monolane ceiling' found" if carried is not None else ""
+        lacking.append(f"the latencies of {machine.name} (taken from {calibration.from_machine}{scaled})")
+    if plan.lanes.count > 1:
+        lacking.append("exchanges (none has been measured)")
+    if plan.precision.name != "bf16":
+        lacking.append("weights other than bf16")
+    if any(layer.ffn.blind for layer, _ in plan.model.shape.kinds):
+        lacking.append("experts")
+    return said + (f"; it does not cover {_and(lacking)}" if lacking else "")
+
+
+def assumptions(plan: Prediction) -> dict[str, str]:
+    """Everything that was neither measured nor published, by what it is about."""
+    found = {f"{plan.model.name}: {key}": why for key, why in plan.model.assumed.items()}
+    machine = plan.cluster.machine
+    if plan.ceiling.source == "assumed":
+        found[f"{machine.name}: ceiling"] = machine.assumed["ceiling"]
+    if plan.lanes.count > 1:
+        found[f"{machine.name}: exchange"] = machine.assumed["exchange"]
+    if "machine" in machine.assumed:
+        found[machine.name] = machine.assumed["machine"]
+    if plan.lanes.delay and not plan.model.delay:
+        found["delay"] = "the model would have to be trained for it; untrained, it answers nonsense"
+    if plan.precision.name in ("fp8", "int4", "fp4"):
+        found["dtype"] = "head, router and embedding stay bf16"
+    return found
+
+
+def _assumptions(plan: Prediction) -> list[str]:
+    found = assumptions(plan)
+    labels = ["assumed", *[""] * (len(found) - 1)]
+    return [_line(label, f"{about}: {why}") for label, (about, why) in zip(labels, found.items(), strict=False)]
+
+
+def as_json(plan: Prediction) -> dict[str, Any]:
+    machine = plan.cluster.machine
+    return {
+        "model": plan.model.name,
+        "machine": {"name": machine.name, "count": plan.cluster.count, "memory_bytes": machine.memory},
+        "lanes": plan.lanes.count,
+        "delay": plan.lanes.delay,
+        "exchange_us": plan.lanes.exchange_us if plan.lanes.count > 1 else None,
+        "dtype": plan.precision.name,
+        "context": plan.context,
+        "parts": [asdict(row) for row in plan.footprint.rows],
+        "parameters": plan.model.shape.parameters,
+        "active_parameters": plan.model.shape.active_parameters,
+        "bytes_per_token": plan.footprint.total.active,
+        "memory_bytes": plan.footprint.total.held,
+        "lane_memory_bytes": plan.footprint.total.lane_held,
+        "nominal_bytes_per_s": machine.bandwidth,
+        "ceiling_bytes_per_s": plan.ceiling.bytes_per_s,
+        "ceiling_source": plan.ceiling.source,
+        "roofline_us": plan.roofline_us(plan.ceiling.bytes_per_s),
+        "us_per_token": plan.time.us,
+        "tokens_per_second": plan.tokens_per_s,
+        "terms_us": plan.time.terms(),
+        "binds": plan.time.binds,
+        "error": plan.error,
+        "error_method": error_bar(plan),
+        "latencies": asdict(plan.calibration.latencies),
+        "assumed": assumptions(plan),
+    }
+
+
+def _and(things: list[str]) -> str:
+    return things[0] if len(things) == 1 else f"{', '.join(things[:-1])} and {things[-1]}"

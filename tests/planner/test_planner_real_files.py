@@ -1,0 +1,70 @@
+"""The planner's arithmetic against real files, and against what the engine streams and keeps for them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from monolane.model.data_file import DataFile
+from monolane.model.gguf_file import read_gguf
+from monolane.model.load import load_config
+from monolane.model.tensors import StoredTensor
+from monolane.planner.catalogue import CATALOGUE
+from monolane.planner.footprint import Footprint, footprint
+from monolane.planner.parts import Part
+from monolane.planner.source import Described, describe, from_entry, gguf_part
+from monolane.target import plan_for
+
+
+@pytest.fixture(params=["default_model_path", "coder_model_path"])
+def path(request: pytest.FixtureRequest) -> Path:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Path)
+    return found
+
+
+def tensors_of(path: Path) -> dict[str, StoredTensor]:
+    with DataFile(path) as file:
+        return read_gguf(file).tensors
+
+
+def weigh(described: Described, dtype: str, context: int = 0) -> Footprint:
+    return footprint(described.shape, described.precision(dtype), context, lanes=1)
+
+
+def test_every_element_of_the_file_is_in_its_part(path: Path) -> None:
+    found: Counter[str] = Counter()
+    for name, tensor in tensors_of(path).items():
+        found[gguf_part(name, tensor)] += math.prod(tensor.shape)
+    counted = {row.part: row.parameters for row in weigh(describe(str(path)), "published").rows if row.parameters}
+    assert counted == {part.value: count for part, count in found.items()}
+
+
+def test_bytes_in_memory_are_those_of_the_file(path: Path) -> None:
+    stored = sum(tensor.size for tensor in tensors_of(path).values())
+    held = weigh(describe(str(path)), "published").total.held
+    assert held == pytest.approx(stored, abs=1)
+    assert 0.9 * path.stat().st_size < held < path.stat().st_size  # the rest is the tokenizer
+
+
+def test_bytes_per_token_and_of_the_cache_are_those_of_the_engine(path: Path) -> None:
+    engine = plan_for(load_config(path), workers=2)
+    counted = weigh(describe(str(path)), "bf16", context=1000)
+    streamed = [row.active for row in counted.rows if row.part in (Part.ATTENTION, Part.DENSE, Part.HEAD)]
+    assert sum(streamed) == engine.bytes_per_token
+    assert counted.cache.held == engine.program.cache_bytes(1000)
+    assert describe(str(path)).shape.handoffs == engine.program.handoffs
+
+
+@pytest.mark.parametrize(
+    ("name", "fixture"), [("smollm2-135m", "default_model_path"), ("qwen2.5-coder-1.5b", "coder_model_path")]
+)
+def test_the_catalogue_knows_the_same_layers_as_the_file(
+    name: str, fixture: str, request: pytest.FixtureRequest
+) -> None:
+    known, found = from_entry(CATALOGUE[name]).shape, describe(str(request.getfixturevalue(fixture))).shape
+    assert (known.layers, known.hidden, known.vocab) == (found.layers, found.hidden, found.vocab)
+    assert known.active_parameters == found.active_parameters  # a file may have its head apart
