@@ -127,7 +127,7 @@ def test_results_are_read_and_what_is_not_one_is_passed_over(tmp_path: Path) -> 
 
 
 def test_the_model_stands_by_the_results_of_this_repository() -> None:
-    folder = Path(__file__).parents[3] / RESULTS
+    folder = Path(__file__).parents[2] / RESULTS
     found = calibrate(H200, read_results(folder))
     assert {result.model for result in found.results} >= {"llama-3.2-1b", "smollm2-135m", "qwen2.5-coder-1.5b"}
     assert found.error is not None

@@ -15,7 +15,7 @@ from monolane.planner.latency import Latencies
 
 @pytest.fixture(scope="module")
 def results() -> list[Result]:
-    return read_results(Path(__file__).parents[3] / RESULTS)
+    return read_results(Path(__file__).parents[2] / RESULTS)
 
 
 def test_the_formula_is_the_published_one() -> None:

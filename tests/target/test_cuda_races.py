@@ -73,14 +73,13 @@ def test_the_kernel_has_no_races(sanitizer: str) -> None:
 
 @pytest.mark.parametrize("among", LOST)
 def test_lost_synchronisation_is_a_race(sanitizer: str, tmp_path: Path, among: str) -> None:
-    own, *others = HEADERS
-    copy = shutil.copytree(own, tmp_path / "csrc")
+    copies = tuple(shutil.copytree(folder, tmp_path / str(number)) for number, folder in enumerate(HEADERS))
     pattern, replacement = LOST[among]
-    texts = {header: header.read_text() for header in copy.iterdir()}
+    texts = {header: header.read_text() for copy in copies for header in copy.iterdir()}
     changed = {header: re.sub(pattern, replacement, text) for header, text in texts.items()}
     assert changed != texts, f"the sources have no {pattern} any more: say here what they have instead"
     for header, text in changed.items():
         header.write_text(text)
-    done = run(sanitizer, (copy, *others))
+    done = run(sanitizer, copies)
     assert done.returncode == RACE, done.stderr
     assert "ThreadSanitizer: data race" in done.stderr

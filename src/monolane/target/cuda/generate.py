@@ -97,7 +97,7 @@ def _up(n: int, unit: int) -> int:
 def besides_ring(plan: Plan) -> int:
     """Bytes of shared memory."""
     fixed = x_bytes(plan) + 4 * BATCH_SUMS + 4 * MAX_WIDTH * owned_rows(plan) + RESERVED_BYTES
-    return fixed + 8 * len(plan.program.projections) + _up(-(-_most_tokens(plan) // 8), 128)
+    return fixed + 8 * len(plan.program.projections) + _up(_most_tokens(plan), 128)
 
 
 def slots(plan: Plan, shared_limit: int) -> tuple[int, int, int]:

@@ -379,8 +379,8 @@ MONOLANE_DEVICE void produce() {
   sync_consumers_and_producer();
   if (lane_index() != 0) return;
   Producer<false> narrow;
-  const int64_t passes = (count - position) + (request.scores ? 0 : request.max_tokens - 1);
-  for (int64_t i = 0; i < passes && going && !shared::stopped(); i++) going = narrow.pass(tape, position + static_cast<int>(i), true);
+  const int passes = (count - position) + (request.scores ? 0 : static_cast<int>(request.max_tokens) - 1);  // no more than fit the context
+  for (int i = 0; i < passes && going && !shared::stopped(); i++) going = narrow.pass(tape, position + i, true);
   narrow.drain();
 }
 

@@ -106,7 +106,7 @@ constexpr int kBarriersOffset = kResidualOffset + round_up(kMaxOwnedRows * kWidt
 constexpr int kOwnOffset = kBarriersOffset + 4 * kSlots * 8;
 constexpr int kMostTokens = kForms[kHeadForm].most_tiles * kForms[kHeadForm].tile_rows;  // of the vocabulary, that a block has
 constexpr int kTouchedOffset = kOwnOffset + round_up(kProjections * 8, 128);
-constexpr int kReduceOffset = kTouchedOffset + round_up(divide_up(kMostTokens, 8), 128);
+constexpr int kReduceOffset = kTouchedOffset + round_up(kMostTokens, 128);
 constexpr int kSharedBytes = kReduceOffset + 512;
 constexpr int kWideXOffset = kWideSlots * kSlotBytes;  // a wide pass keeps its input in the upper slots of the ring
 static_assert(kWideXOffset + kWidth * kWideStride * 2 <= kRingBytes, "the input of a wide pass does not fit");
@@ -149,7 +149,7 @@ MONOLANE_DEVICE float* residual() { return at<float>(kResidualOffset); }
 MONOLANE_DEVICE uint64_t* full(int wide) { return at<uint64_t>(kBarriersOffset) + wide * 2 * kSlots; }
 MONOLANE_DEVICE uint64_t* empty(int wide) { return full(wide) + kSlots; }
 MONOLANE_DEVICE Own* own() { return at<Own>(kOwnOffset); }                          // [projections]
-MONOLANE_DEVICE uint32_t* touched() { return at<uint32_t>(kTouchedOffset); }        // [own tokens], bits: penalties or biases may change its score
+MONOLANE_DEVICE uint8_t* touched() { return at<uint8_t>(kTouchedOffset); }          // [own tokens]: whether penalties or biases may change its score
 MONOLANE_DEVICE float* reduce() { return at<float>(kReduceOffset); }                // 32
 MONOLANE_DEVICE uint64_t* reduce64() { return at<uint64_t>(kReduceOffset + 128); }  // 32
 

@@ -235,7 +235,6 @@ MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
 MONOLANE_DEVICE int leading_zeros(uint32_t x) { return __clz(static_cast<int>(x)); }
 MONOLANE_DEVICE void add_global(uint64_t* p, uint64_t v) { atomicAdd(p, v); }
-MONOLANE_DEVICE void or_shared(uint32_t* p, uint32_t bits) { atomicOr(p, bits); }
 MONOLANE_DEVICE void add_shared(uint32_t* p, uint32_t v) { atomicAdd(p, v); }
 // In shared memory there are additions of 32 bits alone: the first one tells of a carry.
 MONOLANE_DEVICE void add_shared64(uint64_t* p, uint64_t v) {

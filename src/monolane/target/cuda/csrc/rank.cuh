@@ -162,18 +162,19 @@ MONOLANE_LOOP
 
 // What penalties and biases need to know of this block's tokens; nobody else looks at it. Most tokens are not touched by them, and what is known of a
 // token is far away.
-MONOLANE_DEVICE void touch(int local) { ptx::or_shared(shared::touched() + local / 32, 1u << local % 32); }
 MONOLANE_APART void note_prompt() {
   const Request& request = monolane_launch.request;
   const OwnTokens own = own_tokens();
-  for (int i = thread_index(); i < own.count; i += kConsumers) monolane_launch.used[own.first + i] = {0, 0};
-  for (int i = thread_index(); i < divide_up(own.count, 32); i += kConsumers) shared::touched()[i] = 0;
+MONOLANE_LOOP
+  for (int i = thread_index(); i < own.count; i += kConsumers) monolane_launch.used[own.first + i] = {0, 0}, shared::touched()[i] = 0;
   sync_consumers();
+MONOLANE_LOOP
   for (int64_t i = thread_index(); i < request.token_count; i += kConsumers)
-    if (own.has(request.tokens[i])) monolane_launch.used[request.tokens[i]].count = kSeen, touch(request.tokens[i] - own.first);
+    if (own.has(request.tokens[i])) monolane_launch.used[request.tokens[i]].count = kSeen, shared::touched()[request.tokens[i] - own.first] = 1;
+MONOLANE_LOOP
   for (int64_t i = thread_index(); i < request.sampling.bias_count; i += kConsumers) {
     const Bias& bias = request.sampling.bias[i];
-    if (own.has(bias.token)) monolane_launch.used[bias.token].bias = static_cast<int32_t>(bias.value), touch(bias.token - own.first);
+    if (own.has(bias.token)) monolane_launch.used[bias.token].bias = static_cast<int32_t>(bias.value), shared::touched()[bias.token - own.first] = 1;
   }
   sync_consumers();
 }
@@ -183,7 +184,7 @@ MONOLANE_APART void note_token(uint32_t token) {
   if (thread_index() != 0 || !own.has(token)) return;
   TokenUse& used = monolane_launch.used[token];
   used.count = (used.count | kSeen) + 1;
-  touch(token - own.first);
+  shared::touched()[token - own.first] = 1;
 }
 
 MONOLANE_APART int64_t adjusted(int64_t score, uint32_t token) {
@@ -194,7 +195,7 @@ MONOLANE_APART int64_t adjusted(int64_t score, uint32_t token) {
 // A token's score, with penalties and biases; `local`: its place among this block's own.
 MONOLANE_DEVICE int64_t adjusted_score(float logit, int local, const OwnTokens& own) {
   const int64_t score = to_score(logit);
-  const bool touched = monolane_launch.adjusts_scores && shared::touched()[local / 32] >> local % 32 & 1;
+  const bool touched = monolane_launch.adjusts_scores && shared::touched()[local];
   return touched ? adjusted(score, own.first + local) : score;
 }
 

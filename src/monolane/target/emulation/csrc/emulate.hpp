@@ -323,11 +323,6 @@ MONOLANE_DEVICE int32_t round_to_integer(float x) {  // to nearest even; beyond 
 MONOLANE_DEVICE uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return std::bit_cast<float>(x); }
 MONOLANE_DEVICE int leading_zeros(uint32_t x) { return std::countl_zero(x); }
-MONOLANE_DEVICE void or_shared(uint32_t* p, uint32_t bits) {
-  emulate::check_shared(p, sizeof *p, 4, "or_shared");
-  emulate::act();
-  __atomic_fetch_or(p, bits, __ATOMIC_RELAXED);
-}
 MONOLANE_DEVICE void add_shared(uint32_t* p, uint32_t v) {
   emulate::check_shared(p, sizeof *p, 4, "add_shared");
   emulate::act();
