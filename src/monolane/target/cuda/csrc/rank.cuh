@@ -171,6 +171,7 @@ MONOLANE_LOOP
 MONOLANE_LOOP
   for (int64_t i = thread_index(); i < request.token_count; i += kConsumers)
     if (own.has(request.tokens[i])) monolane_launch.used[request.tokens[i]].count = kSeen, shared::touched()[request.tokens[i] - own.first] = 1;
+  sync_consumers();  // a token may have both
 MONOLANE_LOOP
   for (int64_t i = thread_index(); i < request.sampling.bias_count; i += kConsumers) {
     const Bias& bias = request.sampling.bias[i];
