@@ -12,16 +12,16 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 # The lowest first; rooms of one line do not know each other.
 FLOORS = (
-    {"errors"},
-    {"progress"},
-    {"cache"},
-    {"model"},
-    {"program"},
-    {"target"},
-    {"engine"},
-    {"bench", "serve"},
-    {"planner"},
-    {"cli"},
+    ("errors",),
+    ("progress",),
+    ("cache",),
+    ("model",),
+    ("program",),
+    ("target",),
+    ("engine",),
+    ("bench", "serve"),
+    ("planner",),
+    ("cli",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MODULES = {
