@@ -55,7 +55,7 @@ struct Launch {
   uint64_t* qkv_words;  // queries, keys and values, fp32
   uint32_t* parts;      // [position of the pass][split][query head's dimension]: attention over a split, bf16
   uint64_t* masses;     // [position of the pass][split][query head][a line]: logarithm of the split's weight, fp32
-  uint64_t* choices;    // [workers][2][2]: each worker's best token, see sample.cuh
+  uint64_t* choices;    // [workers][kChoices][2]: what each worker publishes while a token is chosen, see rank.cuh
   struct List* lists;   // [workers]: its likeliest tokens, for logprobs
   uint64_t* sums;       // [workers][2]: its sum of weights for logprobs; and the score of the chosen token
   // Zero at launch.
