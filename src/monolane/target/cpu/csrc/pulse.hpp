@@ -43,7 +43,8 @@ class alignas(128) Pulse {  // a line of its own, and the one its neighbour pref
 #endif
   }
 
-  // Whether it runs or waits for a processor; false where it sleeps, and where nobody can tell.
+  // Whether it runs, or waits for a processor or for the disk (a page of the weights that was dropped); false where it
+  // sleeps, and where nobody can tell.
   bool could_run() const {
 #if defined(__linux__)
     const int thread = thread_.load(std::memory_order_acquire);
@@ -56,7 +57,7 @@ class alignas(128) Pulse {  // a line of its own, and the one its neighbour pref
     close(file);
     text[size > 0 ? size : 0] = 0;
     const char* name_end = std::strrchr(text, ')');  // "1234 (name) R ..."
-    return name_end && std::strncmp(name_end, ") R", 3) == 0;
+    return name_end && (std::strncmp(name_end, ") R", 3) == 0 || std::strncmp(name_end, ") D", 3) == 0);
 #else
     return false;
 #endif
@@ -82,11 +83,12 @@ class Watch {
     return true;
   }
 
-  // Since its last beat it has had hardly any time, and not because it slept.
+  // Since its last beat it has had too little time to beat, and not because it slept. A virtual machine counts the time
+  // its host took away as time the thread had, so this needs far more than what lies between two beats.
   bool starved() const { return pulse_->used_ns() - used_ns_ < kEnoughNs && pulse_->could_run(); }
 
  private:
-  static constexpr int64_t kEnoughNs = 100'000'000;  // many times what lies between two beats
+  static constexpr int64_t kEnoughNs = 5'000'000'000;
 
   void restart() {
     beats_ = pulse_->beats();
