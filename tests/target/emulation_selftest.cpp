@@ -37,10 +37,10 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) stream(MONOLANE_PARAMETER Stream 
   uint64_t* full = reinterpret_cast<uint64_t*>(ring + kSlots * kChunkWords);
   uint64_t* empty = full + kSlots;
   if (thread == 0) {
-    for (int slot = 0; slot < kSlots; ++slot) barrier_init(&full[slot], 1), barrier_init(&empty[slot], kConsumers);
-    barrier_init_fence();
+    for (int slot = 0; slot < kSlots; ++slot) mbarrier_init(&full[slot], 1), mbarrier_init(&empty[slot], kConsumers);
+    mbarrier_init_fence();
   }
-  sync<0, kThreads>();
+  named_barrier<0, kThreads>();
   uint32_t sum = 0;
   for (int i = 0; i < job.count; ++i) {
     const int slot = i % kSlots;
@@ -48,24 +48,24 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) stream(MONOLANE_PARAMETER Stream 
     if (warp == kConsumers) {
       if (lane != 0) continue;
       uint64_t* before = job.wait_for_empty ? &empty[slot] : &full[slot];
-      while (!barrier_passed(before, round ^ 1)) {
+      while (!mbarrier_try_wait(before, round ^ 1)) {
       }
-      barrier_expect(&full[slot], kChunkWords * 4);
+      mbarrier_arrive_expect(&full[slot], kChunkWords * 4);
       bulk_copy(ring + slot * kChunkWords, job.chunks + i * kChunkWords, kChunkWords * 2, &full[slot]);
       bulk_copy(ring + slot * kChunkWords + kChunkWords / 2, job.chunks + i * kChunkWords + kChunkWords / 2,
                 kChunkWords * 2, &full[slot]);
     } else {
-      while (job.wait_for_full && !barrier_passed(&full[slot], round)) {
+      while (job.wait_for_full && !mbarrier_try_wait(&full[slot], round)) {
       }
       sum = sum * 31 + ring[slot * kChunkWords + thread];
       sync_warp();
-      if (lane == 0) barrier_arrive(&empty[slot]);
+      if (lane == 0) mbarrier_arrive(&empty[slot]);
     }
   }
   if (job.wait_for_full) {
     if (warp < kConsumers) job.sums[block_index() * kChunkWords + thread] = sum;
   } else {  // no copy may be in flight at the end
-    for (int i = 0; i < 100; ++i) pause(0);
+    for (int i = 0; i < 100; ++i) nanosleep(0);
   }
 }
 
@@ -102,7 +102,7 @@ MONOLANE_KERNEL void exchange(MONOLANE_PARAMETER Exchange job) {
       word = load_relaxed(&words[static_cast<uint32_t>(thread) % kGroups]);
     } while (word.x >> 16 != tag || word.y >> 16 != tag || word.z >> 16 != tag || word.w >> 16 != tag);
     sum += (word.x ^ word.y ^ word.z ^ word.w) & 0xffff;
-    sync<0, kThreads>();
+    named_barrier<0, kThreads>();
   }
   job.sums[me] = sum;
 }
@@ -189,14 +189,14 @@ MONOLANE_KERNEL void subset(MONOLANE_PARAMETER Rounds job) {
     int value = thread;
     for (int i = 0; i < 20; ++i) {
       values[i % 2 * threads + thread] = value;
-      if (job.synchronise) sync<1, threads>();
+      if (job.synchronise) named_barrier<1, threads>();
       value = values[i % 2 * threads + (thread + 37) % threads];
     }
     if (job.synchronise) expect("value handed round", value, (thread + 20 * 37) % threads);
   } else {
-    for (int i = 0; i < 5; ++i) sync<2, 32>();
+    for (int i = 0; i < 5; ++i) named_barrier<2, 32>();
   }
-  sync<0, kThreads>();
+  named_barrier<0, kThreads>();
   if (thread >= threads && job.synchronise) expect("the last warp sees", values[threads + 5], (5 + 19 * 37) % threads);
 }
 
@@ -205,7 +205,7 @@ MONOLANE_KERNEL void subset(MONOLANE_PARAMETER Rounds job) {
 MONOLANE_KERNEL void flag(MONOLANE_PARAMETER Nothing) {
   uint32_t* flag = reinterpret_cast<uint32_t*>(shared_memory());
   if (thread_index() == 0) *flag = 0;
-  sync<0, 64>();
+  named_barrier<0, 64>();
   if (thread_index() == 40) store_shared(flag, 1);
   while (load_shared(flag) == 0) {
   }
@@ -225,13 +225,13 @@ MONOLANE_KERNEL void grid(MONOLANE_PARAMETER Grid job) {
   for (int i = 0; i < 30; ++i) {
     int* values = job.values + i % 2 * kBlocks;
     if (thread == 5) values[me] = value;
-    sync<0, 64>();
+    named_barrier<0, 64>();
     if (thread == 0) {
       add_release(job.flags, 1);
       while (load_acquire(job.flags) < static_cast<uint32_t>(kBlocks * (i + 1))) {
       }
     }
-    sync<0, 64>();
+    named_barrier<0, 64>();
     value = values[(me + 1) % kBlocks];
   }
   expect("value round the grid", value, (me + 30) % kBlocks);
@@ -244,7 +244,7 @@ MONOLANE_KERNEL void flags(MONOLANE_PARAMETER Grid job) {
   job.values[me] = me;
   if (job.fenced) fence();
   store_relaxed(&job.flags[me], 1);
-  while (load_relaxed(&job.flags[next]) != 1) pause(100);
+  while (load_relaxed(&job.flags[next]) != 1) nanosleep(100);
   if (job.fenced) fence();
   expect("value of the next block", job.values[next], next);
 }
@@ -294,23 +294,23 @@ void run_counters() {
 // --- numbers ---
 
 MONOLANE_KERNEL void numbers(MONOLANE_PARAMETER Nothing) {
-  expect("reciprocal_root", reciprocal_root(4), 0.5, 1e-7);
-  expect("exponential", exponential(1), std::exp(1.0), 1e-6);
-  expect("power_of_two", power_of_two(-1.5f), std::exp2(-1.5), 1e-6);
-  expect("logarithm_of_two", logarithm_of_two(8), 3, 1e-6);
+  expect("rsqrt", monolane::ptx::rsqrt(4), 0.5, 1e-7);
+  expect("exp", monolane::ptx::exp(1), std::exp(1.0), 1e-6);
+  expect("exp2", monolane::ptx::exp2(-1.5f), std::exp2(-1.5), 1e-6);
+  expect("log2", monolane::ptx::log2(8), 3, 1e-6);
   expect("divide", divide(1, 3), 1.0 / 3.0, 1e-6);
-  expect("pick_bytes", pick_bytes(0x33221100u, 0x77665544u, 0x5410u), 0x55441100u);
+  expect("byte_perm", byte_perm(0x33221100u, 0x77665544u, 0x5410u), 0x55441100u);
   expect("bf16_pair", bf16_pair(1.0f, -2.0f), 0xc0003f80u);
   expect("bf16_pair to even", bf16_pair(float_of(0x3f808000u), float_of(0x3f818000u)), 0x3f823f80u);
   expect("bf16_pair of no number", bf16_pair(NAN, -NAN), 0x7fff7fffu);
-  expect("multiply_high", static_cast<double>(multiply_high(1ull << 63, 6)), 3);
+  expect("umul64hi", static_cast<double>(umul64hi(1ull << 63, 6)), 3);
   expect("round 2.5", static_cast<double>(round_to_integer(2.5f)), 2);
   expect("round -3.5", static_cast<double>(round_to_integer(-3.5f)), -4);
   expect("round infinity", round_to_integer(INFINITY), 2147483647);
   expect("float_of", float_of(bits_of(1.5f)), 1.5);
   expect("poison", std::isnan(*reinterpret_cast<float*>(shared_memory())), true);
   const int64_t before = now_ns();
-  pause(1000);
+  nanosleep(1000);
   expect("time goes on", now_ns() >= before, true);
 }
 
@@ -321,25 +321,25 @@ MONOLANE_KERNEL void misuse(MONOLANE_PARAMETER std::string_view what) {
   char* shared = shared_memory();
   uint64_t* barrier = reinterpret_cast<uint64_t*>(shared);
   const int lane = thread_index();
-  if (lane == 0 && what != "uninitialised") barrier_init(barrier, 1);
-  sync<0, 32>();
+  if (lane == 0 && what != "uninitialised") mbarrier_init(barrier, 1);
+  named_barrier<0, 32>();
   if (lane == 0) {
     if (what == "misaligned") bulk_copy(shared + 24, from, 16, barrier);
     if (what == "misaligned_source") bulk_copy(shared + 16, from + 8, 16, barrier);
     if (what == "odd_size") bulk_copy(shared + 16, from, 24, barrier);
     if (what == "outside") bulk_copy(shared + 112, from, 32, barrier);
     if (what == "in_flight") bulk_copy(shared + 16, from, 16, barrier);
-    if (what == "uninitialised") barrier_arrive(barrier);
+    if (what == "uninitialised") mbarrier_arrive(barrier);
     if (what == "too_many_arrivals") {
       bulk_copy(shared + 16, from, 16, barrier);
-      barrier_expect(barrier, 32);
-      barrier_arrive(barrier);
+      mbarrier_arrive_expect(barrier, 32);
+      mbarrier_arrive(barrier);
     }
   }
   if (what == "mixed_collectives") (void)(lane == 7 ? any(true) : shuffle_up(1, 1) != 0);
   if (what == "lane_left" && lane != 3) sync_warp();
-  if (what == "deadlock_in_sync" && lane < 20) sync<3, 32>();
-  while (what == "deadlock_in_poll" && !barrier_passed(barrier, 0)) {
+  if (what == "deadlock_in_sync" && lane < 20) named_barrier<3, 32>();
+  while (what == "deadlock_in_poll" && !mbarrier_try_wait(barrier, 0)) {
   }
 }
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from monolane.target.cuda.projections import SLOT_FRAGMENTS, WARPGROUPS, cut
 
 from monolane.bench.measure.shapes import SHAPES
 from monolane.program.stage import Output
-from monolane.target.cuda.forms import GROUPS, SLOT_UNITS, cut
 from monolane.target.cuda.generate import owned_rows
 from monolane.target.cuda.opening import cuda_plan
 
@@ -40,10 +40,10 @@ def test_half_tiles_are_taken_where_they_help(hidden: int, workers: int, tile_ro
 
 
 @settings(deadline=None)
-@given(st.integers(1, 4000), st.sampled_from(SLOT_UNITS))
+@given(st.integers(1, 4000), st.sampled_from(SLOT_FRAGMENTS))
 def test_a_tile_is_cut_into_chunks_that_groups_have_alike(units: int, slot: int) -> None:
     chunks, size = cut(units, slot)
-    assert chunks == 1 or chunks % GROUPS == 0
+    assert chunks == 1 or chunks % WARPGROUPS == 0
     assert size <= slot
     assert (chunks - 1) * size < units <= chunks * size  # none is empty, and together they are all of it
 

@@ -24,7 +24,7 @@ RUN_SECONDS = 300  # far above what a run takes: the limit of a hang
 # What is taken away from a copy of the sources.
 LOST = {
     "lanes of a warp": (r"ptx::sync_warp\(\);", ""),
-    "consumers of a block": (r"ptx::sync<1, kConsumers>\(\);", ""),
+    "consumers of a block": (r"ptx::named_barrier<1, kConsumers>\(\);", ""),
     "blocks": (r"ptx::load_acquire\(", "ptx::load_relaxed("),
     "copies": (r"\(void\)__atomic_load_n\(barrier, __ATOMIC_ACQUIRE\);", ""),
 }

@@ -35,7 +35,7 @@ def answer(case: Case, workers: int) -> list[object]:
 
 def test_tags_of_few_bits_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[1]  # one key/value head: a split for every worker
-    monkeypatch.setattr(generate, "SPLIT_BLOCKS", 1)  # from one split to many, so that some words stay unused for long
+    monkeypatch.setattr(generate, "SPLIT_PAGES", 1)  # from one split to many, so that some words stay unused for long
     expected = answer(case, 5)
     for bits in (fewest_bits(case), fewest_bits(case) + 1):
         monkeypatch.setattr(generate, "TAG_BITS", bits)

@@ -28,7 +28,7 @@ MISUSE = {
     "mixed_collectives": "thread 7: calls any where others wait at shuffle_up",
     "lane_left": "thread 3: leaves the kernel while its warp waits at sync_warp",
     "deadlock_in_sync": r"deadlock(.|\n)*block 0: .*20 threads wait for sync",
-    "deadlock_in_poll": r"deadlock(.|\n)*block \d: 32 threads wait for barrier_passed",
+    "deadlock_in_poll": r"deadlock(.|\n)*block \d: 32 threads wait for mbarrier_try_wait",
 }
 RACES = ["stream_not_full", "stream_not_empty", "subset_unordered", "not_fenced", "lanes_unordered"]
 

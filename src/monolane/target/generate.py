@@ -22,7 +22,7 @@ def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
     shape = program.attention
     return {
         "kTileRows": layout.tile_rows,
-        "kBlock": layout.block,
+        "kKBlock": layout.block,
         "kHidden": program.hidden,
         "kVocab": program.vocab,
         "kLayers": program.layers,
@@ -38,7 +38,7 @@ def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
 def constants(program: Program, integers: dict[str, int]) -> list[str]:
     """Sizes and the numbers of sampling, as C++ constants inside the namespace."""
     integers = integers | {
-        "kScoreBits": sample.SCORE_BITS,
+        "kLogitBits": sample.SCORE_BITS,
         "kFactorBits": sample.FACTOR_BITS,
         "kShareBits": sample.SHARE_BITS,
         "kExponentBits": sample.EXPONENT_BITS,
@@ -57,7 +57,7 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
         *(f"constexpr int {name} = {value};" for name, value in integers.items()),
         *(f"constexpr uint64_t {name} = {value}u;" for name, value in wide.items()),
         f"constexpr int64_t kDistanceLimit = {sample.DISTANCE_LIMIT};",
-        f"constexpr float kScoreLimit = {literal(sample.SCORE_LIMIT)};",
+        f"constexpr float kLogitLimit = {literal(sample.SCORE_LIMIT)};",
         f"constexpr float kScale = {literal(program.attention.scale)};",
     ]
 

@@ -50,7 +50,7 @@ class Request(Structure):
         ("stop_count", c_int64),
         ("logprobs", c_int32),
         ("unused", c_int32),
-        ("scores", c_void_p),
+        ("all_logits", c_void_p),
         ("sampling", Sampling),
     ]
 

@@ -86,7 +86,7 @@ def make_request(request: Request, scores: NDArray[np.float32] | None = None) ->
         stop_tokens=stops.ctypes.data,
         stop_count=len(stops),
         logprobs=structs.NO_LOGPROBS if request.logprobs is None else request.logprobs,
-        scores=scores.ctypes.data if scores is not None else None,
+        all_logits=scores.ctypes.data if scores is not None else None,
         sampling=structs.sampling_struct(fixed, ctypes.addressof(bias)),
     )
     return Arguments(struct, (tokens, stops, bias, scores))

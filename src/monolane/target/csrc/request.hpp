@@ -26,7 +26,7 @@ struct Request {
   int64_t stop_count;
   int32_t logprobs;  // kNone: not asked for
   int32_t unused;
-  float* scores;  // not null: store the logits after every token here, and sample nothing
+  float* all_logits;  // not null: store the logits after every token here, and sample nothing
   Sampling sampling;
 };
 

@@ -16,7 +16,7 @@ from monolane.program.stage import MAX_WIDTH
 from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Request
-from monolane.target.cuda.generate import BLOCK_POSITIONS, BUCKETS, CHOICES, HISTOGRAMS, buffer_places, most_splits
+from monolane.target.cuda.generate import BUCKETS, HISTOGRAMS, PAGE_TOKENS, PUBLISHED, buffer_places, max_splits
 
 LINE_BYTES = 128
 ALIGNMENT = 256  # bytes, of every buffer
@@ -40,10 +40,10 @@ class Outcome(Structure):
 
 
 # Words with tags, in one piece: the kernel clears it when tags run out. And what else a launch must find zeroed.
-TAGGED = ("words", "qkv_words", "parts", "masses", "choices", "lists", "sums")
-CLEARED = (*TAGGED, "arrived", "histograms", "failed")
-_MODEL = ("tapes", "segments", "head_tiles", "table", "constants", "rotations", "keys", "values")
-_SCRATCH = ("wide", "wide_qkv", "normed", "scales", "noises", "distances", "used")
+TAGGED = ("activation_words", "qkv_words", "partial_outputs", "split_lses", "published", "top_lists", "logprob_sums")
+CLEARED = (*TAGGED, "grid_arrivals", "histograms", "failed")
+_MODEL = ("tapes", "segments", "head_tiles", "table", "constants", "rope_table", "keys", "values")
+_SCRATCH = ("prefill_activations", "prefill_qkv", "prefill_normed", "prefill_scales", "noise", "distances", "token_use")
 _POINTERS = (*_MODEL, "logits", *CLEARED, *_SCRATCH, "entries", "outcome", "abort", "trace")
 
 
@@ -55,7 +55,7 @@ class Launch(Structure):
         ("deadline_ns", c_int64),
         ("tagged_bytes", c_int64),
         ("context", c_int32),
-        ("adjusts_scores", c_int32),
+        ("adjusts_logits", c_int32),
         ("plain_greedy", c_int32),
         ("reach", c_uint32),
         ("zero", c_uint32),
@@ -80,30 +80,30 @@ def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
     """Bytes of every buffer that belongs to a loaded model and not to its weights."""
     program, shape = plan.program, plan.program.attention
     strides, words, plain = buffer_places(program)
-    blocks = program.layers * shape.kv_heads * -(-context // BLOCK_POSITIONS)
-    splits = MAX_WIDTH * most_splits(plan)
+    blocks = program.layers * shape.kv_heads * -(-context // PAGE_TOKENS)
+    splits = MAX_WIDTH * max_splits(plan)
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     return {
-        "keys": blocks * BLOCK_POSITIONS * -(-shape.head_dim // 32) * 32 * 2,
-        "values": blocks * BLOCK_POSITIONS * -(-shape.head_dim // 16) * 16 * 2,
-        "words": 4 * words[-1],
+        "keys": blocks * PAGE_TOKENS * -(-shape.head_dim // 32) * 32 * 2,
+        "values": blocks * PAGE_TOKENS * -(-shape.head_dim // 16) * 16 * 2,
+        "activation_words": 4 * words[-1],
         "qkv_words": 8 * qkv,
-        "parts": 4 * splits * shape.heads * shape.head_dim,
-        "masses": LINE_BYTES * splits * shape.heads,
-        "choices": 8 * 2 * CHOICES * plan.workers,
-        "lists": 8 * (1 + 2 * MAX_LOGPROBS) * plan.workers,
-        "sums": 8 * (2 * plan.workers + 1),
-        "arrived": 4,
+        "partial_outputs": 4 * splits * shape.heads * shape.head_dim,
+        "split_lses": LINE_BYTES * splits * shape.heads,
+        "published": 8 * 2 * PUBLISHED * plan.workers,
+        "top_lists": 8 * (1 + 2 * MAX_LOGPROBS) * plan.workers,
+        "logprob_sums": 8 * (2 * plan.workers + 1),
+        "grid_arrivals": 4,
         "histograms": 8 * HISTOGRAMS * 2 * BUCKETS,
         "failed": 4,
-        "wide": 2 * plain[-1],
-        "wide_qkv": 4 * qkv * MAX_WIDTH,
-        "normed": 2 * MAX_WIDTH * strides[0],
-        "scales": 4 * MAX_WIDTH,
+        "prefill_activations": 2 * plain[-1],
+        "prefill_qkv": 4 * qkv * MAX_WIDTH,
+        "prefill_normed": 2 * MAX_WIDTH * strides[0],
+        "prefill_scales": 4 * MAX_WIDTH,
         "logits": 4 * program.vocab,
-        "noises": 4 * program.vocab,
+        "noise": 4 * program.vocab,
         "distances": 4 * program.vocab,
-        "used": 8 * program.vocab,
+        "token_use": 8 * program.vocab,
     }
 
 
@@ -112,7 +112,7 @@ def cleared_bytes(plan: Plan, context: int, names: tuple[str, ...] = CLEARED) ->
     return sum(-(-sizes[name] // ALIGNMENT) * ALIGNMENT for name in names)
 
 
-def rotations(plan: Plan, context: int) -> NDArray[np.float32]:
+def rope_table(plan: Plan, context: int) -> NDArray[np.float32]:
     """[position][pair][cosine, sine]"""
     angles = np.outer(np.arange(context), plan.program.attention.frequencies)
     return np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
@@ -140,7 +140,7 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
         head_tiles=arena.upload(head_tile_addresses(plan, tapes)) if tape.table is None else None,
         table=arena.upload(tape.table) if tape.table is not None else None,
         constants=arena.upload(tape.constants.values),
-        rotations=arena.upload(rotations(plan, context)),
+        rope_table=arena.upload(rope_table(plan, context)),
         deadline_ns=int(deadline_s * 1e9),
         tagged_bytes=cleared_bytes(plan, context, TAGGED),
         context=context,
@@ -151,7 +151,7 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
         setattr(launch, name, place)
         place += -(-sizes.pop(name) // ALIGNMENT) * ALIGNMENT
     # Rows of activations end in columns that nobody writes and that are multiplied with zeros: they must be numbers.
-    launch.wide = arena.upload(np.zeros(sizes.pop("wide"), np.uint8))
+    launch.prefill_activations = arena.upload(np.zeros(sizes.pop("prefill_activations"), np.uint8))
     for name, size in sizes.items():
         setattr(launch, name, arena.allocate(size))
     return launch
@@ -167,7 +167,7 @@ def reach(fixed: FixedSampling, vocab: int) -> int:
 def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, scores: int | None) -> None:
     """A request whose arrays lie where the kernel sees them. ``scores``: store all logits there, sample nothing."""
     fixed = request.sampling.fixed()
-    launch.adjusts_scores = fixed.adjusts_scores
+    launch.adjusts_logits = fixed.adjusts_scores
     launch.reach = reach(fixed, vocab)
     launch.plain_greedy = fixed.greedy and not fixed.adjusts_scores and request.logprobs is None
     bias = np.frombuffer(bytes(structs.bias_table(fixed)), np.uint8) if fixed.bias else np.zeros(1, np.uint8)
@@ -180,7 +180,7 @@ def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, sc
         stop_tokens=arena.upload(stops),
         stop_count=len(request.stop_tokens),
         logprobs=structs.NO_LOGPROBS if request.logprobs is None else request.logprobs,
-        scores=scores,
+        all_logits=scores,
         sampling=structs.sampling_struct(fixed, arena.upload(bias)),
     )
 

@@ -16,7 +16,7 @@ from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Finish, Request, Token
 from monolane.target.cuda.driver import Context, Kernel
-from monolane.target.cuda.generate import BLOCK_POSITIONS
+from monolane.target.cuda.generate import PAGE_TOKENS
 from monolane.target.cuda.launch import (
     Launch,
     Outcome,
@@ -87,7 +87,7 @@ class CudaTarget:
         self._context.enter()
         for which, name in enumerate(("keys", "values")):
             pitch = sizes[name] // rows
-            width = pitch // -(-self.context // BLOCK_POSITIONS) * -(-tokens // BLOCK_POSITIONS)
+            width = pitch // -(-self.context // PAGE_TOKENS) * -(-tokens // PAGE_TOKENS)
             self._context.copy_rows(self._caches[source][which], self._caches[slot][which], pitch, width, rows)
 
     def run(self, request: Request) -> CudaRun:
@@ -142,7 +142,7 @@ class CudaTarget:
                 raise TargetError("A request is still running.", "Wait for it, or abort it.")
             self._request.begin()
             set_request(self._launch, request, self.program.vocab, self._request, scores)
-            self._context.clear(self._launch.words, self._cleared)
+            self._context.clear(self._launch.activation_words, self._cleared)
             ctypes.memset(self._outcome, 0, ctypes.sizeof(Outcome))
             ctypes.c_uint32.from_address(self._abort).value = 0
             shared = self._context.device.shared_limit

@@ -27,7 +27,7 @@ MONOLANE_LAUNCH monolane::Launch monolane_launch;
 namespace monolane {
 
 MONOLANE_DEVICE bool hears(uint32_t round, int64_t deadline) {
-  for (int looks = 1; ptx::load_host(monolane_launch.heard) != round; looks++)
+  for (int looks = 1; ptx::load_system(monolane_launch.heard) != round; looks++)
     if (looks % kLooksPerClock == 0 && ptx::now_ns() > deadline) {
       ptx::store_relaxed(monolane_launch.failed, 1u);
       return false;
@@ -44,9 +44,9 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) monolane_kernel(MONOLANE_PARAMETE
   const uint32_t rounds = monolane_launch.rounds;
   for (uint32_t round = 1; round <= rounds; round++) {
     const int64_t began = ptx::now_ns();
-    ptx::store_host_release(monolane_launch.said, round);
+    ptx::store_system_release(monolane_launch.said, round);
     if (!hears(round, deadline)) break;
     monolane_launch.took[round - 1] = ptx::now_ns() - began;
   }
-  ptx::store_host_release(monolane_launch.said, rounds + 1);
+  ptx::store_system_release(monolane_launch.said, rounds + 1);
 }

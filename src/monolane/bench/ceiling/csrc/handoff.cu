@@ -76,18 +76,18 @@ class Rounds {
       for (int looks = 1; word >> 32 != round && !too_late(looks, round); looks++) word = ptx::load_relaxed(words + from);
       sum_ += static_cast<uint32_t>(word);
     }
-    ptx::sync<1, kReaders>();
+    ptx::named_barrier<1, kReaders>();
   }
 
   MONOLANE_DEVICE void barrier(uint32_t round) {
-    ptx::sync<1, kReaders>();
+    ptx::named_barrier<1, kReaders>();
     if (ptx::thread_index() == 0) {
       ptx::add_release(monolane_launch.arrived, 1);
       const uint32_t all = round * monolane_launch.blocks;
       for (int looks = 1; ptx::load_acquire(monolane_launch.arrived) < all && !too_late(looks, round); looks++) {
       }
     }
-    ptx::sync<1, kReaders>();
+    ptx::named_barrier<1, kReaders>();
   }
 
   MONOLANE_DEVICE bool too_late(int looks, uint32_t round) {
@@ -111,7 +111,7 @@ class Stream {
     const Word4* share = monolane_launch.memory + ptx::block_index() * monolane_launch.share_chunks * (kChunkBytes / 16);
     int64_t chunks = 0;
     for (int64_t next = 0; wait() && !ptx::load_shared(Shared::done()); chunks++, advance()) {
-      ptx::barrier_expect(Shared::landed() + slot_, kChunkBytes);
+      ptx::mbarrier_arrive_expect(Shared::landed() + slot_, kChunkBytes);
       ptx::bulk_copy(Shared::slot(slot_), share + next * (kChunkBytes / 16), kChunkBytes, Shared::landed() + slot_);
       if (++next == monolane_launch.share_chunks) next = 0;
     }
@@ -123,7 +123,7 @@ class Stream {
 
  private:
   MONOLANE_DEVICE bool wait() {
-    for (int looks = 1; !ptx::barrier_passed(Shared::landed() + slot_, parity_); looks++)
+    for (int looks = 1; !ptx::mbarrier_try_wait(Shared::landed() + slot_, parity_); looks++)
       if (looks % kLooksPerClock == 0 && ptx::now_ns() > deadline_) {
         ptx::store_relaxed(monolane_launch.failed, 1u);
         return false;
@@ -141,11 +141,11 @@ class Stream {
 
 MONOLANE_DEVICE void prepare() {
   if (ptx::thread_index() == 0) {
-    for (int slot = 0; slot < monolane_launch.in_flight; slot++) ptx::barrier_init(Shared::landed() + slot, 1);
-    ptx::barrier_init_fence();
+    for (int slot = 0; slot < monolane_launch.in_flight; slot++) ptx::mbarrier_init(Shared::landed() + slot, 1);
+    ptx::mbarrier_init_fence();
     for (int word = 0; word < 3; word++) ptx::store_shared(Shared::done() + word, 0);
   }
-  ptx::sync<0, kThreads>();
+  ptx::named_barrier<0, kThreads>();
 }
 
 }  // namespace monolane
@@ -159,7 +159,7 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) monolane_kernel(MONOLANE_PARAMETE
     sum = Rounds(deadline).run();
   else if (ptx::thread_index() == kReaders && monolane_launch.in_flight)
     Stream(deadline).run();
-  ptx::sync<0, kThreads>();
+  ptx::named_barrier<0, kThreads>();
   for (int mask = 16; mask > 0; mask /= 2) sum += ptx::shuffle_xor(sum, mask);
   if (ptx::thread_index() % 32 == 0) ptx::add_global(monolane_launch.sum, sum);
 }

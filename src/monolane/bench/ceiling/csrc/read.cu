@@ -61,12 +61,12 @@ struct Copies {
   MONOLANE_DEVICE static uint64_t read(int64_t deadline) {
     if (ptx::thread_index() == 0) {
       for (int slot = 0; slot < monolane_launch.slots; slot++) {
-        ptx::barrier_init(full() + slot, 1);
-        ptx::barrier_init(empty() + slot, kReaders / 32);
+        ptx::mbarrier_init(full() + slot, 1);
+        ptx::mbarrier_init(empty() + slot, kReaders / 32);
       }
-      ptx::barrier_init_fence();
+      ptx::mbarrier_init_fence();
     }
-    ptx::sync<0, kThreads>();
+    ptx::named_barrier<0, kThreads>();
     if (ptx::thread_index() < kReaders) return drain(deadline);
     if (ptx::thread_index() == kReaders) fill(deadline);
     return 0;
@@ -85,7 +85,7 @@ struct Copies {
       const Word4* from = first_piece();
       for (int piece = 0; piece < monolane_launch.pieces; piece++, from += monolane_launch.step) {
         if (!wait(empty() + slot, parity, deadline)) return;
-        ptx::barrier_expect(full() + slot, bytes);
+        ptx::mbarrier_arrive_expect(full() + slot, bytes);
         ptx::bulk_copy(ring() + slot * monolane_launch.chunk_words, from, bytes, full() + slot);
         advance(slot, parity);
       }
@@ -104,7 +104,7 @@ struct Copies {
 #pragma unroll 4
       for (int i = ptx::thread_index(); i < monolane_launch.chunk_words; i += kReaders) sum += total(words[i]);
       ptx::sync_warp();
-      if (ptx::thread_index() % 32 == 0) ptx::barrier_arrive(empty() + slot);
+      if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(empty() + slot);
       advance(slot, parity);
     }
     return sum;
@@ -115,7 +115,7 @@ struct Copies {
   }
 
   MONOLANE_DEVICE static bool wait(uint64_t* barrier, uint32_t parity, int64_t deadline) {
-    for (int looks = 1; !ptx::barrier_passed(barrier, parity); looks++)
+    for (int looks = 1; !ptx::mbarrier_try_wait(barrier, parity); looks++)
       if (looks % kLooksPerClock == 0 && ptx::now_ns() > deadline) {
         fail();
         return false;
@@ -139,7 +139,7 @@ MONOLANE_DEVICE void meet(int64_t deadline) {
         break;
       }
   }
-  ptx::sync<0, kThreads>();
+  ptx::named_barrier<0, kThreads>();
 }
 
 }  // namespace monolane
@@ -150,7 +150,7 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) monolane_kernel(MONOLANE_PARAMETE
   meet(deadline);
   const int64_t began = ptx::now_ns();
   uint64_t sum = Way<(kUnroll == 0)>::read(deadline);
-  ptx::sync<0, kThreads>();
+  ptx::named_barrier<0, kThreads>();
   if (ptx::thread_index() == 0) {
     monolane_launch.times[2 * ptx::block_index()] = began;
     monolane_launch.times[2 * ptx::block_index() + 1] = ptx::now_ns();

@@ -18,10 +18,10 @@ inline void embed_row(Shared& shared, int32_t token, float* out) {
   for (int w = 0; w < shared.setup.workers; w++) {
     const Segment& s = shared.segment(w, kProjections - 1);
     if (tile >= s.first_tile && tile < s.first_tile + s.tiles)
-      bytes = shared.setup.tapes[w] + s.offset + (tile - s.first_tile) * kTileRows * round_up(kHidden, kBlock) * int64_t(2);
+      bytes = shared.setup.tapes[w] + s.offset + (tile - s.first_tile) * kTileRows * round_up(kHidden, kKBlock) * int64_t(2);
   }
-  const uint16_t* weights = reinterpret_cast<const uint16_t*>(bytes) + token % kTileRows * kBlock;
-  for (int k = 0; k < kHidden; k++) out[k] = widen(weights[k / kBlock * (kTileRows * kBlock) + k % kBlock]);
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(bytes) + token % kTileRows * kKBlock;
+  for (int k = 0; k < kHidden; k++) out[k] = widen(weights[k / kKBlock * (kTileRows * kKBlock) + k % kKBlock]);
 }
 
 inline void embed(Worker& worker, const Stage& stage, const Pass& pass) {

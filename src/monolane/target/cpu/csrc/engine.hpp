@@ -134,12 +134,12 @@ class Engine {
       pass.width = static_cast<int>(std::min<int64_t>(kWidth, request_.token_count - position));
       std::copy_n(request_.tokens + position, pass.width, pass.tokens);
       const bool last = position + pass.width == request_.token_count;
-      pass.logits_from = request_.scores ? 0 : pass.width - (last ? 1 : 0);
+      pass.logits_from = request_.all_logits ? 0 : pass.width - (last ? 1 : 0);
       if (!run(worker, pass)) return false;
       if (left(worker)) return true;
       position += pass.width;
     }
-    if (request_.scores) {
+    if (request_.all_logits) {
       if (worker.id == 0) finish(worker, kLengthReached);
       return true;
     }
@@ -186,9 +186,9 @@ class Engine {
   // False when the workers lost each other.
   bool sample(const Worker& worker, int stage, const Pass& pass) {
     const int logits = kStages[stage].reads;
-    if (request_.scores) {
+    if (request_.all_logits) {
       for (int p = 0; p < pass.width && worker.id == 0; p++)
-        std::copy_n(shared_.row(logits, p), kVocab, request_.scores + (pass.start - request_.cached + p) * kVocab);
+        std::copy_n(shared_.row(logits, p), kVocab, request_.all_logits + (pass.start - request_.cached + p) * kVocab);
       return true;
     }
     try {

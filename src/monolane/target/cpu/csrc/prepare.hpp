@@ -8,10 +8,10 @@
 namespace monolane {
 
 inline void lay_out(const float* in, int cols, float* out) {
-  for (int k = 0; k < round_up(cols, kBlock); k += kBlock)
-    for (int i = 0; i < kBlock / 2; i++) {
+  for (int k = 0; k < round_up(cols, kKBlock); k += kKBlock)
+    for (int i = 0; i < kKBlock / 2; i++) {
       out[k + i] = in[k + 2 * i];
-      out[k + kBlock / 2 + i] = in[k + 2 * i + 1];
+      out[k + kKBlock / 2 + i] = in[k + 2 * i + 1];
     }
 }
 
@@ -24,16 +24,16 @@ inline float inverse_rms(const float* in, int size, float eps) {
 
 inline void prepare_norm(const float* in, const float* weight, int cols, float eps, float* out) {
   const float scale = inverse_rms(in, cols, eps);
-  for (int k = 0; k < round_up(cols, kBlock); k += kBlock)
-    for (int i = 0; i < kBlock / 2; i++) {
+  for (int k = 0; k < round_up(cols, kKBlock); k += kKBlock)
+    for (int i = 0; i < kKBlock / 2; i++) {
       const int even = k + 2 * i, odd = even + 1;
       out[k + i] = even < cols ? in[even] * scale * weight[even] : 0.0f;
-      out[k + kBlock / 2 + i] = odd < cols ? in[odd] * scale * weight[odd] : 0.0f;
+      out[k + kKBlock / 2 + i] = odd < cols ? in[odd] * scale * weight[odd] : 0.0f;
     }
 }
 
 inline void prepare_merge(Shared& shared, const Stage& stage, int row, int64_t position, float* out) {
-  alignas(64) float merged[round_up(kHeads * kHeadDim, kBlock) + kHeadStride] = {};
+  alignas(64) float merged[round_up(kHeads * kHeadDim, kKBlock) + kHeadStride] = {};
   const int64_t first = first_seen(position, stage.window) / kSplit, last = position / kSplit;
   for (int head = 0; head < kHeads; head++) {
     float top = shared.partial(stage.reads, row, first, head)[kHeadStride];
@@ -53,7 +53,7 @@ inline void prepare_merge(Shared& shared, const Stage& stage, int row, int64_t p
 
 inline void prepare(Worker& worker, const Stage& stage, const Pass& pass, int first_row) {
   Shared& shared = worker.shared;
-  const int stride = round_up(stage.cols, kBlock);
+  const int stride = round_up(stage.cols, kKBlock);
   for (int p = first_row; p < pass.width; p++) {
     float* out = worker.x.get() + (p - first_row) * stride;
     switch (stage.input) {

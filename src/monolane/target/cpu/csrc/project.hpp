@@ -23,7 +23,7 @@ inline void dot(const uint16_t* tile, const float* x, int stride, float (*out)[k
   F16 sums[kRows][kCount];
   for (int r = 0; r < kRows; r++)
     for (int p = 0; p < kCount; p++) sums[r][p] = splat(0.0f);
-  for (int k = 0; k < stride; k += kBlock) {
+  for (int k = 0; k < stride; k += kKBlock) {
     const uint16_t* block = tile + k * kTileRows;
     F16 even_x[kCount], odd_x[kCount];
     for (int p = 0; p < kCount; p++) {
@@ -33,8 +33,8 @@ inline void dot(const uint16_t* tile, const float* x, int stride, float (*out)[k
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
       F16 even, odd;
-      if (kFetch) __builtin_prefetch(reinterpret_cast<const char*>(block + r * kBlock) + kAhead);
-      load_pair(block + r * kBlock, even, odd);
+      if (kFetch) __builtin_prefetch(reinterpret_cast<const char*>(block + r * kKBlock) + kAhead);
+      load_pair(block + r * kKBlock, even, odd);
 #pragma GCC unroll 4
       for (int p = 0; p < kCount; p++) {
         sums[r][p] += even * even_x[p];
@@ -49,7 +49,7 @@ inline void dot(const uint16_t* tile, const float* x, int stride, float (*out)[k
 template <int kRows, int kCount, bool kFetch>
 inline void dot_tile(const uint16_t* tile, const float* x, int stride, float (*out)[kTileRows]) {
   for (int r = 0; r < kTileRows; r += kRows)
-    dot<kRows, kCount, kFetch>(tile + r * kBlock, x, stride, reinterpret_cast<float(*)[kTileRows]>(&out[0][r]));
+    dot<kRows, kCount, kFetch>(tile + r * kKBlock, x, stride, reinterpret_cast<float(*)[kTileRows]>(&out[0][r]));
 }
 
 // A tile at all positions: only the first sweep over it comes from memory.
@@ -102,7 +102,7 @@ inline void project(Worker& worker, const Stage& stage, const Pass& pass) {
   const int count = pass.width - first;
   if (count == 0) return;
   prepare(worker, stage, pass, first);
-  const int stride = round_up(stage.cols, kBlock);
+  const int stride = round_up(stage.cols, kKBlock);
   const Segment& segment = worker.shared.segment(worker.id, stage.projection);
   const uint16_t* tile = reinterpret_cast<const uint16_t*>(worker.shared.setup.tapes[worker.id] + segment.offset);
   const float* x = worker.x.get();

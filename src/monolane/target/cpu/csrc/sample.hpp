@@ -19,8 +19,8 @@ struct Stuck {};  // thrown where a hand-off fails: the workers have lost each o
 
 // The logit in steps of 2^-20.
 inline int32_t score_of(float logit) {
-  const float limited = logit < -kScoreLimit ? -kScoreLimit : logit > kScoreLimit ? kScoreLimit : logit;
-  return static_cast<int32_t>(std::nearbyint(limited * static_cast<float>(1 << kScoreBits)));
+  const float limited = logit < -kLogitLimit ? -kLogitLimit : logit > kLogitLimit ? kLogitLimit : logit;
+  return static_cast<int32_t>(std::nearbyint(limited * static_cast<float>(1 << kLogitBits)));
 }
 
 // weight_of without a branch, so that loops over it become vectors.

@@ -50,7 +50,7 @@ struct Shared {
     sines = make_floats(kWidth * kHeadDim / 2);
   }
 
-  static constexpr size_t stride(int buffer) { return round_up(kBufferSizes[buffer], kBlock); }
+  static constexpr size_t stride(int buffer) { return round_up(kBufferSizes[buffer], kKBlock); }
   float* row(int buffer, int position) { return buffers[buffer].get() + position * stride(buffer); }
   float* partial(int buffer, int position, int64_t split, int head) {
     return buffers[buffer].get() + ((position * splits + split) * kHeads + head) * static_cast<size_t>(kPartial);

@@ -7,30 +7,30 @@
 
 namespace monolane {
 
-constexpr int kBlockPositions = 16;
-constexpr int kUnitElements = kUnitBytes / 2;
-constexpr int kDimUnits = divide_up(kHeadDim, kBlock);  // units of the keys of 8 positions
-constexpr int kKeyUnits = 2 * kDimUnits, kValueUnits = divide_up(kHeadDim, 16);
+constexpr int kPageTokens = 16;
+constexpr int kFragmentElements = kFragmentBytes / 2;
+constexpr int kDimFragments = divide_up(kHeadDim, kKBlock);  // units of the keys of 8 positions
+constexpr int kKeyFragments = 2 * kDimFragments, kValueFragments = divide_up(kHeadDim, 16);
 static_assert(kHeadDim <= 256 && kHeadDim % 2 == 0, "a head has at most 256 dimensions, in pairs");
 
-MONOLANE_DEVICE int64_t cache_block(int layer, int head, int block) {
-  return (static_cast<int64_t>(layer) * kKvHeads + head) * divide_up(monolane_launch.context, kBlockPositions) + block;
+MONOLANE_DEVICE int64_t cache_page(int layer, int head, int page) {
+  return (static_cast<int64_t>(layer) * kKvHeads + head) * divide_up(monolane_launch.context, kPageTokens) + page;
 }
-MONOLANE_DEVICE uint16_t* key_block(int layer, int head, int block) {
-  return monolane_launch.keys + cache_block(layer, head, block) * (kKeyUnits * kUnitElements);
+MONOLANE_DEVICE uint16_t* key_page(int layer, int head, int page) {
+  return monolane_launch.keys + cache_page(layer, head, page) * (kKeyFragments * kFragmentElements);
 }
-MONOLANE_DEVICE uint16_t* value_block(int layer, int head, int block) {
-  return monolane_launch.values + cache_block(layer, head, block) * (kValueUnits * kUnitElements);
+MONOLANE_DEVICE uint16_t* value_page(int layer, int head, int page) {
+  return monolane_launch.values + cache_page(layer, head, page) * (kValueFragments * kFragmentElements);
 }
 
 // Where dimension d of position r (0 to 15) lies in a block.
 MONOLANE_DEVICE int key_element(int r, int d) {
-  const int unit = r / 8 * kDimUnits + d / kBlock, lane = r % 8 * 4 + d % kBlock / 8;
-  return unit * kUnitElements + lane * 8 + d % 8;
+  const int unit = r / 8 * kDimFragments + d / kKBlock, lane = r % 8 * 4 + d % kKBlock / 8;
+  return unit * kFragmentElements + lane * 8 + d % 8;
 }
 MONOLANE_DEVICE int value_element(int r, int d) {
   const int lane = d % 8 * 4 + r % 8 / 2;
-  return d / 16 * kUnitElements + lane * 8 + d % 16 / 8 * 4 + r / 8 * 2 + r % 2;
+  return d / 16 * kFragmentElements + lane * 8 + d % 16 / 8 * 4 + r / 8 * 2 + r % 2;
 }
 
 // Into L2, this thread's lines of so many bytes.
@@ -48,53 +48,53 @@ MONOLANE_DEVICE int first_seen(int position, int window) { return window && posi
 // Where there are many splits, decoding streams the cache as it streams weights: between the chunks of qkv and those of o, in
 // chunks of whole blocks, the keys of all of them and then their values. Where more query heads share a key/value head than
 // a product has rows, blocks are needed twice, and read where they lie.
-constexpr int kBlockBytes = (kKeyUnits + kValueUnits) * kUnitBytes;
-constexpr int kRowsAtOnce = 16;
-constexpr bool kStreamsCache = kGroup <= kRowsAtOnce && kBlockBytes <= kSlotBytes;
-constexpr int kChunkBlocks = kStreamsCache ? lesser(kGroupWarps, kSlotBytes / kBlockBytes) : 1;
+constexpr int kPageBytes = (kKeyFragments + kValueFragments) * kFragmentBytes;
+constexpr int kMmaRows = 16;
+constexpr bool kStreamsCache = kQueriesPerKv <= kMmaRows && kPageBytes <= kSlotBytes;
+constexpr int kChunkPages = kStreamsCache ? lesser(kWarpgroupWarps, kSlotBytes / kPageBytes) : 1;
 
 // The blocks that a position sees, and how they are divided among blocks of threads: into few splits as long as the stage that
 // follows can merge them on its way in, and then among as many as there are. Of a wide pass, into no shorter ones. Splits are
 // whole units: of few, one each, so that the last is short, because what it sees of the newest position comes late; of many, as many as
 // can be, and units are chunks of the ring.
 struct Span {
-  int first, blocks;    // of the cache
+  int first, pages;    // of the cache
   int splits, unit;     // blocks of a unit
   int length, shorter;  // units of a split, and how many have no more than that; the others, the last, have one more
 };
 // Merging many splits takes longer than reading a few more blocks: there are half as many, or a quarter, while none has more than kSplitBytes.
-constexpr int kSplitUnits = kSplitBytes / (kChunkBlocks * kBlockBytes);
-constexpr int kHalfSplits = kMostSplits / 2 > kFewSplits ? kMostSplits / 2 : kMostSplits;
-constexpr int kQuarterSplits = kMostSplits / 4 > kFewSplits ? kMostSplits / 4 : kHalfSplits;
+constexpr int kSplitUnits = kSplitBytes / (kChunkPages * kPageBytes);
+constexpr int kHalfSplits = kMaxSplits / 2 > kFusedSplits ? kMaxSplits / 2 : kMaxSplits;
+constexpr int kQuarterSplits = kMaxSplits / 4 > kFusedSplits ? kMaxSplits / 4 : kHalfSplits;
 // So many positions have few splits, whatever the window.
-constexpr int kFewPositions = kFewSplits * kSplitBlocks * kBlockPositions;
-template <bool kWide>
+constexpr int kFusedTokens = kFusedSplits * kSplitPages * kPageTokens;
+template <bool kPrefill>
 MONOLANE_DEVICE Span span_of(int position, int window) {
-  const int last = position / kBlockPositions;
+  const int last = position / kPageTokens;
   // A wide pass has positions of the whole block, so it depends on that alone; every split must have something to see.
-  const int first = kWide ? max(last - divide_up(window, kBlockPositions), 0) : first_seen(position, window) / kBlockPositions;
+  const int first = kPrefill ? max(last - divide_up(window, kPageTokens), 0) : first_seen(position, window) / kPageTokens;
   const int seen = window ? last + 1 - first : last + 1;
   // Divided by constants alone: others wait for what is done here.
-  if (!kWide && seen <= kFewSplits * kSplitBlocks) {
-    const int splits = divide_up(seen, kSplitBlocks);
-    return {last + 1 - seen, seen, splits, kSplitBlocks, 1, splits};
+  if (!kPrefill && seen <= kFusedSplits * kSplitPages) {
+    const int splits = divide_up(seen, kSplitPages);
+    return {last + 1 - seen, seen, splits, kSplitPages, 1, splits};
   }
-  const int units = kWide ? divide_up(seen, kSplitBlocks) : divide_up(seen, kChunkBlocks);
-  const bool quarter = !kWide && units <= kQuarterSplits * kSplitUnits, half = !kWide && units <= kHalfSplits * kSplitUnits;
-  const int most = quarter ? kQuarterSplits : half ? kHalfSplits : kMostSplits;
-  const int each = quarter ? units / kQuarterSplits : half ? units / kHalfSplits : units / kMostSplits;
+  const int units = kPrefill ? divide_up(seen, kSplitPages) : divide_up(seen, kChunkPages);
+  const bool quarter = !kPrefill && units <= kQuarterSplits * kSplitUnits, half = !kPrefill && units <= kHalfSplits * kSplitUnits;
+  const int most = quarter ? kQuarterSplits : half ? kHalfSplits : kMaxSplits;
+  const int each = quarter ? units / kQuarterSplits : half ? units / kHalfSplits : units / kMaxSplits;
   const int splits = min(units, most), length = max(each, 1);
-  return {last + 1 - seen, seen, splits, kWide ? kSplitBlocks : kChunkBlocks, length, splits * (length + 1) - units};
+  return {last + 1 - seen, seen, splits, kPrefill ? kSplitPages : kChunkPages, length, splits * (length + 1) - units};
 }
 MONOLANE_DEVICE int split_start(const Span& span, int split) { return span.first + (split * span.length + max(split - span.shorter, 0)) * span.unit; }
-MONOLANE_DEVICE int split_end(const Span& span, int split) { return min(span.first + span.blocks, split_start(span, split + 1)); }
+MONOLANE_DEVICE int split_end(const Span& span, int split) { return min(span.first + span.pages, split_start(span, split + 1)); }
 
 // --- through the ring ---
 
 // Blocks before this one come through the ring: those that all blocks of threads have written when the pass before this
 // position's has begun here, because then the one before that has ended everywhere.
 MONOLANE_DEVICE int streamed_end(int position, const Span& span) {
-  return kStreamsCache && span.splits > kFewSplits ? max(position - 1, 0) / kBlockPositions : 0;
+  return kStreamsCache && span.splits > kFusedSplits ? max(position - 1, 0) / kPageTokens : 0;
 }
 
 }  // namespace monolane

@@ -7,16 +7,16 @@
 namespace monolane {
 
 // Of one split; a longer one is asked for step by step (see Split::want). All splits together must fit L2.
-constexpr int kWantedBlocks = (128 << 10) / ((kKeyUnits + kValueUnits) * kUnitBytes);
+constexpr int kPrefetchPages = (128 << 10) / ((kKeyFragments + kValueFragments) * kFragmentBytes);
 
 class Prefetcher {
  public:
   MONOLANE_DEVICE void run() {
     uint32_t seen = 0;
-    while (!shared::stopped() && !shared::over()) {
+    while (!shared::consumers_done() && !shared::failed()) {
       const uint32_t step = ptx::load_shared(&shared::flags()->step);
       if (step == seen) {
-        ptx::pause(kLookEveryNs);
+        ptx::nanosleep(kPollNs);
         continue;
       }
       seen = step;
@@ -29,21 +29,21 @@ class Prefetcher {
   }
 
  private:
-  static constexpr int kLookEveryNs = 200;
+  static constexpr int kPollNs = 200;
 
   // All blocks read them: each asks for some lines.
   MONOLANE_DEVICE static void constants(int layer) {
-    if (lane_index() == 0) prefetch_lines(monolane_launch.constants + layer * kConstantsPerLayer, kConstantsPerLayer * 4, worker_index(), kWorkers);
+    if (lane_id() == 0) prefetch_lines(monolane_launch.constants + layer * kConstantsPerLayer, kConstantsPerLayer * 4, worker_id(), kWorkers);
   }
 
   MONOLANE_DEVICE static void cache(int layer, int position) {
     const Span span = span_of<false>(position, window_of(layer));
     if (streamed_end(position, span)) return;
-    for (int item = worker_index(); item < kKvHeads * span.splits; item += kWorkers) {
+    for (int item = worker_id(); item < kKvHeads * span.splits; item += kWorkers) {
       const int head = item % kKvHeads, split = item / kKvHeads, first = split_start(span, split);
-      const int blocks = min(kWantedBlocks, split_end(span, split) - first);
-      prefetch_lines(key_block(layer, head, first), blocks * kKeyUnits * kUnitBytes, lane_index(), 32);
-      prefetch_lines(value_block(layer, head, first), blocks * kValueUnits * kUnitBytes, lane_index(), 32);
+      const int pages = min(kPrefetchPages, split_end(span, split) - first);
+      prefetch_lines(key_page(layer, head, first), pages * kKeyFragments * kFragmentBytes, lane_id(), 32);
+      prefetch_lines(value_page(layer, head, first), pages * kValueFragments * kFragmentBytes, lane_id(), 32);
     }
   }
 };

@@ -17,10 +17,10 @@ MONOLANE_DEVICE Word4 input_words(const uint16_t* p) {
 MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
   const uint16_t* from =
       monolane_launch.table ? monolane_launch.table + static_cast<int64_t>(token) * kHidden + k
-                   : reinterpret_cast<const uint16_t*>(monolane_launch.head_tiles[token / kTileRows]) + k / kBlock * (kTileRows * kBlock) +
-                         token % kTileRows * kBlock + k % kBlock;
+                   : reinterpret_cast<const uint16_t*>(monolane_launch.head_tiles[token / kTileRows]) + k / kKBlock * (kTileRows * kKBlock) +
+                         token % kTileRows * kKBlock + k % kKBlock;
 #pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = k + i < kHidden ? widen(from[i]) : 0.0f;
+  for (int i = 0; i < 4; i++) v[i] = k + i < kHidden ? bf16_to_float(from[i]) : 0.0f;
 }
 
 // In shared memory an input lies as the tensor core's A operand wants it for one position: 16 bytes are four registers, of
@@ -29,10 +29,10 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
 // weights want, lower rows what the last two want. Of half tiles, whose units have two blocks of k, upper rows have the
 // first block, lower rows the second: words 0 and 1 of both, and behind those of all lanes, words 2 and 3.
 // Returns the place of elements k and k + 1, k a multiple of four; k + 2 and k + 3 lie four elements further.
-template <int kForm>
-MONOLANE_DEVICE int input_place(int k) {
-  if constexpr (kForms[kForm].unit_cols == kBlock) return k / 8 * 8 + k % 8 / 4 * 2;
-  return k / (2 * kBlock) * (2 * kBlock) + k % 8 / 4 * kBlock + k % kBlock / 8 * 8 + k / kBlock % 2 * 2;
+template <class P>
+MONOLANE_DEVICE int input_index(int k) {
+  if constexpr (P::kFragmentCols == kKBlock) return k / 8 * 8 + k % 8 / 4 * 2;
+  return k / (2 * kKBlock) * (2 * kKBlock) + k % 8 / 4 * kKBlock + k % kKBlock / 8 * 8 + k / kKBlock % 2 * 2;
 }
 
 // Where a prepared input lies: in shared memory, in places of its own (see input_place), or in global memory, in order.
@@ -47,25 +47,25 @@ MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint1
   return (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
 }
 
-template <int kForm>
+template <class P>
 MONOLANE_DEVICE const float* norm_weights(int layer) {
-  return monolane_launch.constants + kForms[kForm].norm + layer * kConstantsPerLayer;
+  return monolane_launch.constants + P::kNorm + layer * kConstantsPerLayer;
 }
 
 // The columns of a matrix, with those that fill up its last unit.
-template <int kForm>
-constexpr int kPaddedCols = kForms[kForm].units * kForms[kForm].unit_cols;
+template <class P>
+constexpr int kPaddedCols = P::kFragments * P::kFragmentCols;
 
 // Elements [0, cols), and zeros behind them up to whole units, four at a time, this thread's share of kThreadCount.
 // `fetch(base, v)` gives the four at base, base + 4 * kThreadCount, … of a burst; a norm's weights are asked for before.
 // Returns the sum of squares.
-template <int kForm, int kThreadCount, int kBurst, To kTo = To::kShared, class Fetch>
-MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fetch) {
-  constexpr int kCols = kForms[kForm].cols, kPadded = kPaddedCols<kForm>, kStride = kThreadCount * 4;
-  constexpr bool kNorm = kForms[kForm].norm != kNone;
+template <class P, int kThreadCount, int kBurst, To kTo = To::kShared, class Fetch>
+MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fetch) {
+  constexpr int kCols = P::kCols, kPadded = kPaddedCols<P>, kStride = kThreadCount * 4;
+  constexpr bool kNorm = P::kNorm != kNone;
   constexpr int kRounds = divide_up(kPadded, kBurst * kStride);
-  const float* weights = kNorm ? norm_weights<kForm>(layer) + thread * 4 : nullptr;
-  uint16_t* to = x + (kTo == To::kShared ? input_place<kForm>(thread * 4) : thread * 4);  // steps are whole units
+  const float* weights = kNorm ? norm_weights<P>(layer) + thread * 4 : nullptr;
+  uint16_t* to = x + (kTo == To::kShared ? input_index<P>(thread * 4) : thread * 4);  // steps are whole units
   float squares = 0.0f;
 #pragma unroll
   for (int round = 0; round < kRounds; round++) {
@@ -88,18 +88,18 @@ MONOLANE_DEVICE float prepare_part(int layer, uint16_t* x, int thread, Fetch fet
   return squares;
 }
 
-template <int kForm, int kThreadCount>
-constexpr int kFours = divide_up(kPaddedCols<kForm>, kThreadCount * 4);  // of a thread
-template <int kForm, int kThreadCount, int kMost>
-constexpr int kBurstOf = divide_up(kFours<kForm, kThreadCount>, divide_up(kFours<kForm, kThreadCount>, kMost));
+template <class P, int kThreadCount>
+constexpr int kFours = divide_up(kPaddedCols<P>, kThreadCount * 4);  // of a thread
+template <class P, int kThreadCount, int kMost>
+constexpr int kBurstOf = divide_up(kFours<P, kThreadCount>, divide_up(kFours<P, kThreadCount>, kMost));
 
 // Words that carry tags, looked at until all tags are right.
-template <int kForm>
+template <class P>
 MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
-  constexpr int kBurst = kBurstOf<kForm, kConsumers, 6>, kStride = kConsumers * 4, kCols = kForms[kForm].cols;
-  const uint32_t* words = monolane_launch.words + kWordOffsets[kForms[kForm].reads];
+  constexpr int kBurst = kBurstOf<P, kConsumers, 6>, kStride = kConsumers * 4, kCols = P::kCols;
+  const uint32_t* words = monolane_launch.activation_words + kWordOffsets[P::kReads];
   const uint32_t blank = step & 0xffffu;  // zero, with the right tag
-  return prepare_part<kForm, kConsumers, kBurst>(layer, shared::x(), thread_index(), [&](int base, float (&v)[kBurst][4]) {
+  return prepare_with<P, kConsumers, kBurst>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
     Word4 four[kBurst];
     for (;;) {
       uint32_t wrong = 0;
@@ -117,54 +117,54 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
 #pragma unroll
       for (int j = 0; j < kBurst; j++) wrong |= (four[j].x ^ step) | (four[j].y ^ step) | (four[j].z ^ step) | (four[j].w ^ step);
       const bool ready = (wrong & 0xffffu) == 0;
-      if (kForms[kForm].norm != kNone ? all_ready(ready) : ready || shared::over()) break;
+      if (P::kNorm != kNone ? all_ready(ready) : ready || shared::failed()) break;
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++) v[j][0] = value_of(four[j].x), v[j][1] = value_of(four[j].y), v[j][2] = value_of(four[j].z), v[j][3] = value_of(four[j].w);
   });
 }
 
-template <int kForm, int kThreadCount, To kTo = To::kShared>
+template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token, uint16_t* x, int thread) {
-  return prepare_part<kForm, kThreadCount, 1, kTo>(layer, x, thread, [&](int k, float (&v)[1][4]) {
+  return prepare_with<P, kThreadCount, 1, kTo>(layer, x, thread, [&](int k, float (&v)[1][4]) {
     if (k < kHidden) embedding(token, k, v[0]);
   });
 }
 
-MONOLANE_DEVICE float sum_of_warp(float v) {
+MONOLANE_DEVICE float warp_sum(float v) {
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) v += ptx::shuffle_xor(v, mask);
   return v;
 }
 
-template <int kForm>
+template <class P>
 MONOLANE_DEVICE float norm_scale(float squares) {
-  constexpr float kShare = 1.0f / static_cast<float>(kForms[kForm].cols);
-  return ptx::reciprocal_root(squares * kShare + kForms[kForm].eps);
+  constexpr float kShare = 1.0f / static_cast<float>(P::kCols);
+  return ptx::rsqrt(squares * kShare + P::kEps);
 }
 
 // All consumers have stored their parts of `x`; the scale of its norm from the sums of squares.
-template <int kForm>
+template <class P>
 MONOLANE_DEVICE float finish_prepare(float squares) {
-  if constexpr (kForms[kForm].norm == kNone) {
+  if constexpr (P::kNorm == kNone) {
     sync_consumers();
     return 1.0f;
   } else {
-    squares = sum_of_warp(squares);
-    if (lane_index() == 0) shared::reduce()[warp_index()] = squares;
+    squares = warp_sum(squares);
+    if (lane_id() == 0) shared::reduce()[warp_id()] = squares;
     sync_consumers();
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < kConsumerWarps; w++) total += shared::reduce()[w];
-    return norm_scale<kForm>(total);
+    return norm_scale<P>(total);
   }
 }
 
 // One position of a wide pass, plain elements, asked for all at once. Rows of plain elements are whole units.
-template <int kForm, int kThreadCount, To kTo = To::kShared>
+template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* x, int thread) {
-  constexpr int kBurst = kBurstOf<kForm, kThreadCount, 16>, kCols = kForms[kForm].cols;
-  return prepare_part<kForm, kThreadCount, kBurst, kTo>(layer, x, thread, [&](int base, float (&v)[kBurst][4]) {
+  constexpr int kBurst = kBurstOf<P, kThreadCount, 16>, kCols = P::kCols;
+  return prepare_with<P, kThreadCount, kBurst, kTo>(layer, x, thread, [&](int base, float (&v)[kBurst][4]) {
     uint64_t four[kBurst];
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
@@ -175,7 +175,7 @@ MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* 
 #pragma unroll
     for (int j = 0; j < kBurst; j++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) v[j][i] = base + j * kThreadCount * 4 + i < kCols ? widen(static_cast<uint16_t>(four[j] >> 16 * i)) : 0.0f;
+      for (int i = 0; i < 4; i++) v[j][i] = base + j * kThreadCount * 4 + i < kCols ? bf16_to_float(static_cast<uint16_t>(four[j] >> 16 * i)) : 0.0f;
   });
 }
 

@@ -16,7 +16,7 @@ typedef long long int64_t;
 #define MONOLANE_DEVICE __device__ __forceinline__
 #define MONOLANE_LOOP _Pragma("unroll 1")
 #define MONOLANE_LEADING_ZEROS(bits) __clzll(static_cast<long long>(bits))
-#define MONOLANE_APART __device__ __noinline__  // with registers of its own
+#define MONOLANE_NOINLINE __device__ __noinline__  // with registers of its own
 #define MONOLANE_KERNEL extern "C" __global__
 #define MONOLANE_BOUNDS(threads) __launch_bounds__(threads, 1)
 #define MONOLANE_PARAMETER const __grid_constant__
@@ -48,17 +48,17 @@ MONOLANE_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint
 
 // --- barriers of copies (mbarrier): the phase ends when all arrivals and all expected bytes are in ---
 
-MONOLANE_DEVICE void barrier_init(uint64_t* barrier, int arrivals) {
+MONOLANE_DEVICE void mbarrier_init(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
-MONOLANE_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-MONOLANE_DEVICE void barrier_arrive(uint64_t* barrier) {
+MONOLANE_DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+MONOLANE_DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-MONOLANE_DEVICE void barrier_expect(uint64_t* barrier, uint32_t bytes) {  // an arrival, and bytes to wait for
+MONOLANE_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {  // an arrival, and bytes to wait for
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
-MONOLANE_DEVICE bool barrier_passed(uint64_t* barrier, uint32_t parity) {  // may sleep a moment before it says no
+MONOLANE_DEVICE bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {  // may sleep a moment before it says no
   uint32_t passed;
   asm volatile(
       "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -76,7 +76,7 @@ MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint6
                : "memory");
 }
 // The same of what nobody will need again soon: L2 gives it up first, and keeps instructions, activations and the cache instead.
-MONOLANE_DEVICE void bulk_copy_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+MONOLANE_DEVICE void bulk_copy_evict_first(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
@@ -89,24 +89,24 @@ MONOLANE_DEVICE void bulk_copy_once(void* to, const void* from, uint32_t bytes, 
 
 // A barrier of whole warps. Lanes of a warp may come one by one: they meet first.
 template <int kId, int kCount>
-MONOLANE_DEVICE void sync() {
+MONOLANE_DEVICE void named_barrier() {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kCount) : "memory");
 }
 // The same for warps that come from different places of the program, where synccheck wants it. Not for all barriers: it makes
 // the compiler bring lanes together everywhere, in a tenth more instructions.
 template <int kId, int kCount>
-MONOLANE_DEVICE void meet() {
+MONOLANE_DEVICE void named_barrier_unaligned() {
   __syncwarp();
   asm volatile("barrier.cta.sync %0, %1;" ::"n"(kId), "n"(kCount) : "memory");
 }
 // Registers move from warps that need few to others; called by all threads of four warps (a warpgroup).
 template <int kCount>
-MONOLANE_DEVICE void give_registers() {
+MONOLANE_DEVICE void shrink_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 template <int kCount>
-MONOLANE_DEVICE void take_registers() {
+MONOLANE_DEVICE void grow_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 MONOLANE_DEVICE void sync_warp() { __syncwarp(); }
@@ -185,19 +185,19 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
   return old;
 }
 // Shared memory that was read and written by threads may be written by copies from now on.
-MONOLANE_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+MONOLANE_DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Global memory that threads wrote, and that we have seen to be written, may be read by copies from now on.
-MONOLANE_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+MONOLANE_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 MONOLANE_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // --- the host's memory ---
 
-MONOLANE_DEVICE uint32_t load_host(const uint32_t* p) {
+MONOLANE_DEVICE uint32_t load_system(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-MONOLANE_DEVICE void store_host_release(uint32_t* p, uint32_t v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+MONOLANE_DEVICE void store_system_release(uint32_t* p, uint32_t v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 
 // --- the rest ---
 
@@ -212,15 +212,15 @@ MONOLANE_DEVICE int64_t now_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
 }
-MONOLANE_DEVICE void pause(int ns) { __nanosleep(ns); }
-MONOLANE_DEVICE float reciprocal_root(float x) { return rsqrtf(x); }
-MONOLANE_DEVICE float exponential(float x) { return __expf(x); }
-MONOLANE_DEVICE float power_of_two(float x) {
+MONOLANE_DEVICE void nanosleep(int ns) { __nanosleep(ns); }
+MONOLANE_DEVICE float rsqrt(float x) { return rsqrtf(x); }
+MONOLANE_DEVICE float exp(float x) { return __expf(x); }
+MONOLANE_DEVICE float exp2(float x) {
   float v;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
   return v;
 }
-MONOLANE_DEVICE float logarithm_of_two(float x) { return __log2f(x); }
+MONOLANE_DEVICE float log2(float x) { return __log2f(x); }
 MONOLANE_DEVICE float divide(float a, float b) { return __fdividef(a, b); }
 MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {  // rounded to nearest even
   uint32_t v;
@@ -228,8 +228,8 @@ MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {  // rounded to neare
   return v;
 }
 // Four bytes of eight: `a` has bytes 0 to 3, `b` 4 to 7; each digit of `which`, the lowest first, names one.
-MONOLANE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
-MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
+MONOLANE_DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
+MONOLANE_DEVICE uint64_t umul64hi(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 MONOLANE_DEVICE int32_t round_to_integer(float x) { return __float2int_rn(x); }  // to nearest even; zero for what is no number
 MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }

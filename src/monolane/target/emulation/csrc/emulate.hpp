@@ -16,7 +16,7 @@
 #define MONOLANE_DEVICE inline
 #define MONOLANE_LOOP
 #define MONOLANE_LEADING_ZEROS(bits) std::countl_zero(bits)
-#define MONOLANE_APART __attribute__((noinline))
+#define MONOLANE_NOINLINE __attribute__((noinline))
 #define MONOLANE_KERNEL static
 #define MONOLANE_BOUNDS(threads)
 #define MONOLANE_PARAMETER const
@@ -120,29 +120,29 @@ MONOLANE_DEVICE uint32_t shared_address(const void* p) {
 
 // --- barriers of copies (mbarrier) ---
 
-MONOLANE_DEVICE void barrier_init(uint64_t* barrier, int arrivals) {
+MONOLANE_DEVICE void mbarrier_init(uint64_t* barrier, int arrivals) {
   emulate::act();
-  emulate::check_shared(barrier, sizeof *barrier, 8, "barrier_init");
-  if (arrivals < 1 || arrivals > emulate::kMostArrivals) emulate::fail("barrier_init: %d arrivals", arrivals);
+  emulate::check_shared(barrier, sizeof *barrier, 8, "mbarrier_init");
+  if (arrivals < 1 || arrivals > emulate::kMostArrivals) emulate::fail("mbarrier_init: %d arrivals", arrivals);
   const auto count = static_cast<uint16_t>(arrivals);
   *barrier = emulate::pack({.bytes = 0, .pending = count, .arrivals = count, .phase = 0});
 }
-MONOLANE_DEVICE void barrier_init_fence() {}
-MONOLANE_DEVICE void barrier_arrive(uint64_t* barrier) {
+MONOLANE_DEVICE void mbarrier_init_fence() {}
+MONOLANE_DEVICE void mbarrier_arrive(uint64_t* barrier) {
   emulate::act();
-  emulate::check_shared(barrier, sizeof *barrier, 8, "barrier_arrive");
+  emulate::check_shared(barrier, sizeof *barrier, 8, "mbarrier_arrive");
   emulate::update_barrier(barrier, 1, 0);
 }
-MONOLANE_DEVICE void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+MONOLANE_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   emulate::act();
-  emulate::check_shared(barrier, sizeof *barrier, 8, "barrier_expect");
+  emulate::check_shared(barrier, sizeof *barrier, 8, "mbarrier_arrive_expect");
   emulate::update_barrier(barrier, 1, bytes);
 }
-MONOLANE_DEVICE bool barrier_passed(uint64_t* barrier, uint32_t parity) {
-  emulate::check_shared(barrier, sizeof *barrier, 8, "barrier_passed");
-  if (parity > 1) emulate::fail("barrier_passed: parity %u is neither 0 nor 1", parity);
+MONOLANE_DEVICE bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  emulate::check_shared(barrier, sizeof *barrier, 8, "mbarrier_try_wait");
+  if (parity > 1) emulate::fail("mbarrier_try_wait: parity %u is neither 0 nor 1", parity);
   const auto passed = [&] { return emulate::unpack(__atomic_load_n(barrier, __ATOMIC_RELAXED)).phase != parity; };
-  if (!passed()) emulate::poll("barrier_passed");
+  if (!passed()) emulate::poll("mbarrier_try_wait");
   if (!passed()) return false;
   (void)__atomic_load_n(barrier, __ATOMIC_ACQUIRE);
   emulate::act();
@@ -159,25 +159,25 @@ MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint6
   emulate::enqueue(to, from, bytes, barrier);
 }
 
-MONOLANE_DEVICE void bulk_copy_once(void* to, const void* from, uint32_t bytes, uint64_t* barrier) { bulk_copy(to, from, bytes, barrier); }
+MONOLANE_DEVICE void bulk_copy_evict_first(void* to, const void* from, uint32_t bytes, uint64_t* barrier) { bulk_copy(to, from, bytes, barrier); }
 
 // --- threads of a block ---
 
 template <int kId, int kCount>
-MONOLANE_DEVICE void sync() {
+MONOLANE_DEVICE void named_barrier() {
   emulate::act();
   static_assert(kId >= 0 && kId < emulate::kNamedBarriers && kCount % emulate::kLanes == 0, "a named barrier of whole warps");
   if (kCount > emulate::block().threads) emulate::fail("sync: %d threads are not whole warps of this block", kCount);
   emulate::synchronise(emulate::block().named[kId], kCount);
 }
 template <int kId, int kCount>
-MONOLANE_DEVICE void meet() {
-  sync<kId, kCount>();
+MONOLANE_DEVICE void named_barrier_unaligned() {
+  named_barrier<kId, kCount>();
 }
 template <int kCount>
-MONOLANE_DEVICE void give_registers() {}
+MONOLANE_DEVICE void shrink_registers() {}
 template <int kCount>
-MONOLANE_DEVICE void take_registers() {}
+MONOLANE_DEVICE void grow_registers() {}
 MONOLANE_DEVICE void sync_warp() { emulate::synchronise_warp(emulate::warp()); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
   const auto bits = emulate::shuffle("shuffle_xor(float)", std::bit_cast<uint32_t>(value), emulate::lane_across(mask));
@@ -267,17 +267,17 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return expected;
 }
-MONOLANE_DEVICE void fence_async_global() {}
-MONOLANE_DEVICE void fence_async() {}  // copies see what threads have written as they are
+MONOLANE_DEVICE void fence_proxy_async_global() {}
+MONOLANE_DEVICE void fence_proxy_async_shared() {}  // copies see what threads have written as they are
 MONOLANE_DEVICE void fence() { __atomic_fetch_add(&emulate::fences, 1, __ATOMIC_ACQ_REL); }
 
 // --- the host's memory ---
 
-MONOLANE_DEVICE uint32_t load_host(const uint32_t* p) {
-  emulate::poll("load_host");
+MONOLANE_DEVICE uint32_t load_system(const uint32_t* p) {
+  emulate::poll("load_system");
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
-MONOLANE_DEVICE void store_host_release(uint32_t* p, uint32_t v) {
+MONOLANE_DEVICE void store_system_release(uint32_t* p, uint32_t v) {
   emulate::act();
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
@@ -290,14 +290,14 @@ MONOLANE_DEVICE int64_t now_ns() {
   emulate::poll("now_ns");
   return emulate::steady_ns();
 }
-MONOLANE_DEVICE void pause(int ns) {
+MONOLANE_DEVICE void nanosleep(int ns) {
   (void)ns;  // others' turns take longer
-  emulate::poll("pause");
+  emulate::poll("nanosleep");
 }
-MONOLANE_DEVICE float reciprocal_root(float x) { return 1.0f / std::sqrt(x); }
-MONOLANE_DEVICE float exponential(float x) { return std::exp(x); }
-MONOLANE_DEVICE float power_of_two(float x) { return std::exp2(x); }
-MONOLANE_DEVICE float logarithm_of_two(float x) { return std::log2(x); }
+MONOLANE_DEVICE float rsqrt(float x) { return 1.0f / std::sqrt(x); }
+MONOLANE_DEVICE float exp(float x) { return std::exp(x); }
+MONOLANE_DEVICE float exp2(float x) { return std::exp2(x); }
+MONOLANE_DEVICE float log2(float x) { return std::log2(x); }
 MONOLANE_DEVICE float divide(float a, float b) { return a / b; }
 MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
   const auto rounded = [](float v) -> uint32_t {
@@ -306,13 +306,13 @@ MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
   };
   return rounded(low) | rounded(high) << 16;
 }
-MONOLANE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
+MONOLANE_DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t which) {
   const uint64_t all = static_cast<uint64_t>(b) << 32 | a;
   uint32_t picked = 0;
   for (int i = 0; i < 4; ++i) picked |= static_cast<uint32_t>(all >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
   return picked;
 }
-MONOLANE_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
+MONOLANE_DEVICE uint64_t umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 MONOLANE_DEVICE int32_t round_to_integer(float x) {  // to nearest even; beyond the range, and for NaN, as the GPU

@@ -13,17 +13,17 @@ from monolane.program.stage import Attend, Merge, Norm, Output, Plain, Program, 
 from monolane.program.tape import constant_offsets
 from monolane.target.generate import OUTPUTS, braces, literal
 
-GROUP_WARPS, GROUPS = 4, 2  # warps that share a chunk, and groups of them that take chunks in turn
-UNIT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once
-SLOT_UNITS = (32, 28, 24, 20)  # a slot of the ring may have
+WARPGROUP_WARPS, WARPGROUPS = 4, 2  # warps that share a chunk, and groups of them that take chunks in turn
+FRAGMENT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once
+SLOT_FRAGMENTS = (32, 28, 24, 20)  # a slot of the ring may have
 # Bytes on their way to one block. Small loads queue behind them, so there are few while hand-offs follow each other,
 # from the end of a layer to the next one's gate, and more where the next hand-off is far, or is a barrier.
 QUIET, NEAR, OPEN, FAR = 24576, 32768, 49152, 98304
-MOST_AHEAD, UNITS_AHEAD = 3, 18  # chunks, and a warp's units, that are in registers ahead of their use
+MAX_AHEAD, FRAGMENTS_AHEAD = 3, 18  # chunks, and a warp's units, that are in registers ahead of their use
 NONE = -1
 
 
-def forms(plan: Plan) -> list[str]:
+def projection_types(plan: Plan) -> list[str]:
     """C++ constants."""
     program = plan.program
     layer = _layer(program)
@@ -33,13 +33,12 @@ def forms(plan: Plan) -> list[str]:
     offsets, _ = constant_offsets(program)
     projections = [(1 + i, stage) for i, stage in enumerate(layer) if isinstance(stage, Project)]
     head = [(len(program.stages) - 2, program.head)]
+    merging = next(i for i, (_, stage) in enumerate(projections) if isinstance(stage.input, Merge))
     windows = [stage.window or 0 for stage in program.stages if isinstance(stage, Attend)]
     integers = {
         "kStagesPerLayer": len(layer),
         "kProjectionsPerLayer": len(projections),
         "kConstantsPerLayer": _distance(program, len(layer), offsets),
-        "kHeadForm": len(projections),
-        "kMergeForm": next(i for i, (_, stage) in enumerate(projections) if isinstance(stage.input, Merge)),
         "kAttendStage": 1 + attend_at,
         "kQkNorm": int(attend.q_norm is not None),
         "kQueryNorm": _offset(attend.q_norm.weight if attend.q_norm else None, offsets),
@@ -47,25 +46,31 @@ def forms(plan: Plan) -> list[str]:
         "kAnyWindow": int(any(windows)),
         "kCacheBytesInFlight": OPEN,
     }
-    found = [_form(plan, stage, index, number, offsets) for number, (index, stage) in enumerate((*projections, *head))]
-    last = len(program.projections) - 1
-    found[-1] = _form(plan, program.head, head[0][0], last, offsets)
+    specializations = [
+        line
+        for number, (index, stage) in enumerate((*projections, *head))
+        for line in _specialization(
+            plan, stage, number, index, number if stage is not program.head else len(program.projections) - 1, offsets
+        )
+    ]
     return [
         *(f"constexpr int {name} = {value};" for name, value in integers.items()),
         f"constexpr float kAttendEps = {literal(attend.q_norm.eps if attend.q_norm else 0.0)};",
         f"MONOLANE_CONSTANT int kWindows[] = {braces(map(str, windows))};",
-        f"constexpr Form kForms[] = {braces(found)};",
+        *specializations,
+        f"using AttentionOut = Projection<{merging}>;  // reads what attention has left",
+        "using Head = Projection<kProjectionsPerLayer>;",
     ]
 
 
-def slot_units(plan: Plan) -> int:
+def slot_fragments(plan: Plan) -> int:
     """The size of a slot that is filled best: tiles are cut into chunks of whole slots, as equal as can be."""
 
     def filled(units: int) -> float:
-        tiles = [(plan.layout.tiles(p), _units(plan, p)) for p in plan.program.projections]
+        tiles = [(plan.layout.tiles(p), _fragments(plan, p)) for p in plan.program.projections]
         return sum(n * tile for n, tile in tiles) / sum(n * cut(tile, units)[0] * units for n, tile in tiles)
 
-    return max(SLOT_UNITS, key=filled)
+    return max(SLOT_FRAGMENTS, key=filled)
 
 
 def cut(units: int, slot: int) -> tuple[int, int]:
@@ -74,26 +79,26 @@ def cut(units: int, slot: int) -> tuple[int, int]:
     chunks = 1
     while True:
         equal = -(-units // chunks)
-        whole = min(units, -(-equal // GROUP_WARPS) * GROUP_WARPS)
+        whole = min(units, -(-equal // WARPGROUP_WARPS) * WARPGROUP_WARPS)
         for size in (whole, equal):
             if size <= slot and -(-units // size) == chunks:
                 return chunks, size
-        chunks += GROUPS if chunks > 1 else GROUPS - 1
+        chunks += WARPGROUPS if chunks > 1 else WARPGROUPS - 1
 
 
-def _most_tiles(plan: Plan, stage: Project) -> int:
+def _max_tiles(plan: Plan, stage: Project) -> int:
     """The most tiles that one worker has of a matrix like this one."""
     alike = [number for number, other in enumerate(plan.program.projections) if _likeness(other) == _likeness(stage)]
     return max(tape[number].tiles for tape in plan.segments for number in alike)
 
 
-def _ahead(plan: Plan, stage: Project, chunks: int, chunk_units: int) -> int:
+def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int) -> int:
     """Chunks that a group of warps has in registers: no more than it has in all, and than there are registers for."""
     own = -(-plan.layout.tiles(stage) // plan.workers) * chunks
-    return max(1, min(MOST_AHEAD, UNITS_AHEAD // -(-chunk_units // GROUP_WARPS), -(-own // GROUPS)))
+    return max(1, min(MAX_AHEAD, FRAGMENTS_AHEAD // -(-chunk_fragments // WARPGROUP_WARPS), -(-own // WARPGROUPS)))
 
 
-def _pace(stage: Project, chunk_bytes: int) -> str:
+def _in_flight_limits(stage: Project, chunk_bytes: int) -> str:
     """How many chunks of a stage are on their way at most: at its beginning, then, and from then on; in a wide pass.
 
     What is on its way while the input of a stage is handed over are its own first chunks, a ring of them at most.
@@ -108,7 +113,7 @@ def _pace(stage: Project, chunk_bytes: int) -> str:
     return braces(map(str, (*steps, far)))
 
 
-def _units(plan: Plan, stage: Project) -> int:
+def _fragments(plan: Plan, stage: Project) -> int:
     """Of a tile."""
     return plan.layout.padded_cols(stage) // plan.layout.unit_cols(stage)
 
@@ -157,30 +162,40 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
     return offsets[vector.name] if vector else NONE
 
 
-def _form(plan: Plan, stage: Project, index: int, projection: int, offsets: dict[str, int]) -> str:
-    buffers = {buffer.name: number for number, buffer in enumerate(plan.program.buffers)}
-    units = _units(plan, stage)
-    chunks, chunk_units = cut(units, slot_units(plan))
+def _specialization(
+    plan: Plan, stage: Project, number: int, index: int, projection: int, offsets: dict[str, int]
+) -> list[str]:
+    """The C++ type of one projection; csrc/projection.cuh says what its members mean."""
+    buffers = {buffer.name: place for place, buffer in enumerate(plan.program.buffers)}
+    fragments = _fragments(plan, stage)
+    chunks, chunk_fragments = cut(fragments, slot_fragments(plan))
     norm = stage.input if isinstance(stage.input, Norm) else None
     fields = {
-        "stage": index,
-        "projection": projection,
-        "rows": stage.matrix.rows,
-        "cols": stage.matrix.cols,
-        "tile_rows": plan.layout.rows(stage),
-        "unit_cols": plan.layout.unit_cols(stage),
-        "units": units,
-        "chunks": chunks,
-        "chunk_units": chunk_units,
-        "most_tiles": _most_tiles(plan, stage),
-        "ahead": _ahead(plan, stage, chunks, chunk_units),
-        "pace": _pace(stage, chunk_units * UNIT_BYTES),
-        "output": f"Output::{OUTPUTS[stage.output]}",
-        "merges": "true" if isinstance(stage.input, Merge) else "false",
-        "norm": _offset(norm.weight if norm else None, offsets),
-        "bias": _offset(stage.bias, offsets),
-        "eps": literal(norm.eps if norm else 0.0),
-        "reads": buffers[stage.reads],
-        "writes": buffers[stage.writes],
+        "int kIndex": number,
+        "bool kIsHead": str(stage.output is Output.LOGITS).lower(),
+        "int kStage": index,
+        "int kFirst": projection,
+        "int kRows": stage.matrix.rows,
+        "int kCols": stage.matrix.cols,
+        "int kTileRows": plan.layout.rows(stage),
+        "int kFragmentCols": plan.layout.unit_cols(stage),
+        "int kFragments": fragments,
+        "int kChunks": chunks,
+        "int kChunkFragments": chunk_fragments,
+        "int kMaxTiles": _max_tiles(plan, stage),
+        "int kAhead": _ahead(plan, stage, chunks, chunk_fragments),
+        "InFlightLimits kInFlight": _in_flight_limits(stage, chunk_fragments * FRAGMENT_BYTES),
+        "Output kOutput": f"Output::{OUTPUTS[stage.output]}",
+        "bool kMergesSplits": str(isinstance(stage.input, Merge)).lower(),
+        "int kNorm": _offset(norm.weight if norm else None, offsets),
+        "int kBias": _offset(stage.bias, offsets),
+        "float kEps": literal(norm.eps if norm else 0.0),
+        "int kReads": buffers[stage.reads],
+        "int kWrites": buffers[stage.writes],
     }
-    return braces(f".{name} = {value}" for name, value in fields.items())
+    return [
+        "template <>",
+        f"struct Projection<{number}> {{  // {stage.name}",
+        *(f"  static constexpr {name} = {value};" for name, value in fields.items()),
+        "};",
+    ]

@@ -6,33 +6,33 @@
 
 namespace monolane {
 
-class Attendant {
+class Watchdog {
  public:
   MONOLANE_DEVICE void run() {
-    const bool host = worker_index() == 0;
+    const bool host = worker_id() == 0;
     bool stopped = false;
     while (!stopped) {
-      stopped = ptx::load_shared_acquire(&flags()->stop) != 0;  // looked at first: what was posted before it is seen after it
-      look();
+      stopped = ptx::load_shared_acquire(&flags()->consumers_done) != 0;  // looked at first: what was posted before it is seen after it
+      check();
       if (!host) {
-        ptx::pause(kLookEveryNs);
+        ptx::nanosleep(kPollNs);
         continue;
       }
       deliver();
       if (step_ - told_ >= kStageCount) monolane_launch.outcome->steps = told_ = step_;
-      if (ptx::load_host(monolane_launch.abort)) ptx::store_shared(&flags()->aborted, 1);
+      if (ptx::load_system(monolane_launch.abort)) ptx::store_shared(&flags()->aborted, 1);
     }
     const uint32_t status = ptx::load_shared(&flags()->status);
-    if (host && status != kRunning) ptx::store_host_release(&monolane_launch.outcome->status, status);
+    if (host && status != kRunning) ptx::store_system_release(&monolane_launch.outcome->status, status);
   }
 
  private:
-  static constexpr int kLookEveryNs = 5000;
+  static constexpr int kPollNs = 5000;
 
   MONOLANE_DEVICE static shared::Flags* flags() { return shared::flags(); }
 
-  MONOLANE_DEVICE void look() {
-    if (ptx::load_relaxed(monolane_launch.failed)) return ptx::store_shared(&flags()->over, 1);
+  MONOLANE_DEVICE void check() {
+    if (ptx::load_relaxed(monolane_launch.failed)) return ptx::store_shared(&flags()->failed, 1);
     const uint32_t step = ptx::load_shared(&flags()->step);
     const int64_t now = ptx::now_ns();
     if (step != step_) step_ = step, since_ = now;
@@ -40,13 +40,13 @@ class Attendant {
     if (ptx::compare_and_swap(monolane_launch.failed, 0, 1) == 0) {
       Outcome* outcome = monolane_launch.outcome;
       const uint32_t stage = ptx::load_shared(&flags()->stage);
-      outcome->worker = worker_index();
+      outcome->worker = worker_id();
       outcome->stage = stage;
       outcome->layer = stage > 0 ? min(static_cast<int>(stage - 1) / kStagesPerLayer, kLayers - 1) : 0;
       outcome->waited_for = ptx::load_shared(&flags()->waits_for);
-      ptx::store_host_release(&outcome->status, kStuck);
+      ptx::store_system_release(&outcome->status, kStuck);
     }
-    ptx::store_shared(&flags()->over, 1);
+    ptx::store_shared(&flags()->failed, 1);
   }
 
   MONOLANE_DEVICE void deliver() {
@@ -57,7 +57,7 @@ class Attendant {
       entry->token = message.token;
       if (monolane_launch.request.logprobs < 0) entry->top_count = 0;
       entry->time_ns = message.time_ns;
-      ptx::store_host_release(&monolane_launch.outcome->made, message.made + 1);
+      ptx::store_system_release(&monolane_launch.outcome->made, message.made + 1);
       ptx::store_shared_release(&flags()->written, written_ + 1);
     }
   }
@@ -70,7 +70,7 @@ class Attendant {
 MONOLANE_DEVICE void post(int32_t token, int64_t made) {
   shared::Flags* flags = shared::flags();
   const uint32_t posted = ptx::load_shared(&flags->posted);
-  while (posted - ptx::load_shared_acquire(&flags->written) >= shared::kMailbox && !shared::over()) ptx::pause(100);
+  while (posted - ptx::load_shared_acquire(&flags->written) >= shared::kMailbox && !shared::failed()) ptx::nanosleep(100);
   shared::mailbox()[posted % shared::kMailbox] = {token, static_cast<int32_t>(made), ptx::now_ns()};
   ptx::store_shared_release(&flags->posted, posted + 1);
 }

@@ -9,37 +9,37 @@ constexpr int kHalf = kHeadDim / 2;
 constexpr int kPairs = divide_up(kHalf, 32);  // of one lane
 
 // What a lane needs to turn a vector; asked for before the vector is there.
-struct Turn {
-  float cosine[kPairs], sine[kPairs], low[kPairs], high[kPairs];
+struct RopeCoefficients {
+  float cosine[kPairs], sine[kPairs], norm_low[kPairs], norm_high[kPairs];
 };
 
-MONOLANE_DEVICE Turn turn_of(int position, int norm) {
-  Turn turn;
+MONOLANE_DEVICE RopeCoefficients rope_coefficients(int position, int norm) {
+  RopeCoefficients rope;
 #pragma unroll
   for (int j = 0; j < kPairs; j++) {
-    const int i = min(lane_index() + 32 * j, kHalf - 1);
-    const float* angle = monolane_launch.rotations + static_cast<int64_t>(position) * kHeadDim + 2 * i;
-    turn.cosine[j] = angle[0], turn.sine[j] = angle[1];
-    turn.low[j] = kQkNorm ? monolane_launch.constants[norm + i] : 1.0f;
-    turn.high[j] = kQkNorm ? monolane_launch.constants[norm + kHalf + i] : 1.0f;
+    const int i = min(lane_id() + 32 * j, kHalf - 1);
+    const float* angle = monolane_launch.rope_table + static_cast<int64_t>(position) * kHeadDim + 2 * i;
+    rope.cosine[j] = angle[0], rope.sine[j] = angle[1];
+    rope.norm_low[j] = kQkNorm ? monolane_launch.constants[norm + i] : 1.0f;
+    rope.norm_high[j] = kQkNorm ? monolane_launch.constants[norm + kHalf + i] : 1.0f;
   }
-  return turn;
+  return rope;
 }
 
 // This lane's pairs of a vector, turned in place.
-MONOLANE_DEVICE void rotate(const Turn& turn, float (&low)[kPairs], float (&high)[kPairs]) {
+MONOLANE_DEVICE void apply_rope(const RopeCoefficients& rope, float (&low)[kPairs], float (&high)[kPairs]) {
   float scale = 1.0f;
   if (kQkNorm) {
     float squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < kPairs; j++) squares += low[j] * low[j] + high[j] * high[j];
-    scale = ptx::reciprocal_root(sum_of_warp(squares) * (1.0f / kHeadDim) + kAttendEps);
+    scale = ptx::rsqrt(warp_sum(squares) * (1.0f / kHeadDim) + kAttendEps);
   }
 #pragma unroll
   for (int j = 0; j < kPairs; j++) {
-    const float l = kQkNorm ? low[j] * (scale * turn.low[j]) : low[j], h = kQkNorm ? high[j] * (scale * turn.high[j]) : high[j];
-    low[j] = l * turn.cosine[j] - h * turn.sine[j];
-    high[j] = h * turn.cosine[j] + l * turn.sine[j];
+    const float l = kQkNorm ? low[j] * (scale * rope.norm_low[j]) : low[j], h = kQkNorm ? high[j] * (scale * rope.norm_high[j]) : high[j];
+    low[j] = l * rope.cosine[j] - h * rope.sine[j];
+    high[j] = h * rope.cosine[j] + l * rope.sine[j];
   }
 }
 
@@ -48,20 +48,20 @@ template <int kPadded, class Store>
 MONOLANE_DEVICE void store_pairs(const float (&low)[kPairs], const float (&high)[kPairs], Store store) {
 #pragma unroll
   for (int j = 0; j < kPairs; j++) {
-    const int i = lane_index() + 32 * j;
+    const int i = lane_id() + 32 * j;
     if (i >= kHalf) continue;
-    store(i, static_cast<uint16_t>(narrow_bits(low[j])));
-    store(i + kHalf, static_cast<uint16_t>(narrow_bits(high[j])));
+    store(i, static_cast<uint16_t>(bf16_bits(low[j])));
+    store(i + kHalf, static_cast<uint16_t>(bf16_bits(high[j])));
   }
   if (kPadded > kHeadDim)
-    for (int d = kHeadDim + lane_index(); d < kPadded; d += 32) store(d, uint16_t(0));
+    for (int d = kHeadDim + lane_id(); d < kPadded; d += 32) store(d, uint16_t(0));
 }
 
 // This lane's pairs of a vector that a wide pass has left.
 MONOLANE_DEVICE void load_pairs(const float* from, float (&low)[kPairs], float (&high)[kPairs]) {
 #pragma unroll
   for (int j = 0; j < kPairs; j++) {
-    const int i = lane_index() + 32 * j;
+    const int i = lane_id() + 32 * j;
     low[j] = i < kHalf ? load_float(from + i) : 0.0f;
     high[j] = i < kHalf ? load_float(from + kHalf + i) : 0.0f;
   }

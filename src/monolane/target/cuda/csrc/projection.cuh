@@ -1,0 +1,36 @@
+// What the kernel knows of a projection when it is compiled. Every layer has the same projections with the same shapes, so there is one type for each
+// projection of a layer and one for the output head. The generated source defines them as specializations of Projection, in the order of the stages;
+// target/cuda/projections.py computes them. Template parameters named P are such a type.
+#pragma once
+
+namespace monolane {
+
+// The in-flight limit: how many chunks of a stage may be in flight to one thread block at a time. The small loads of a hand-off queue behind bulk
+// copies, so the limit is low for the first chunks of a stage, while hand-offs follow each other, and higher for the rest.
+struct InFlightLimits {
+  int first_chunks, first;    // the limit `first` holds up to this chunk of the stage
+  int second_chunks, second;  // then `second` holds up to this chunk
+  int rest;                   // then this limit holds
+  int prefill;                // the limit in a prefill pass, where hand-offs are grid barriers
+};
+
+// Members of each specialization:
+//   kIndex                   its place among the projections of a layer; the head comes last
+//   kIsHead                  whether it is the output head
+//   kStage, kFirst           index of its stage, and of its segment on the tapes, in the first layer
+//   kRows, kCols             shape of the matrix
+//   kTileRows, kFragmentCols rows of a tile and columns (k) of a fragment: 8 x 32, or 4 x 64 in half tiles
+//   kFragments               fragments of a tile
+//   kChunks, kChunkFragments how a tile is cut along k into chunks that fit a slot of the ring
+//   kMaxTiles                most tiles that one worker owns
+//   kAhead                   chunks that a warpgroup holds in registers ahead of their use
+//   kInFlight                its in-flight limits
+//   kOutput                  what happens to a row's sum
+//   kMergesSplits            whether its input is the output of attention, which may still be split
+//   kNorm, kBias             offsets of the first layer's norm weights and biases among the constants, or kNone
+//   kEps                     of the norm
+//   kReads, kWrites          buffers
+template <int kIndex>
+struct Projection;
+
+}  // namespace monolane
