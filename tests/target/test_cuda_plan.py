@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from monolane.target.cuda.projections import SLOT_FRAGMENTS, WARPGROUPS, cut
 
 from monolane.bench.measure.shapes import SHAPES
 from monolane.program.stage import Output
 from monolane.target.cuda.generate import owned_rows
 from monolane.target.cuda.opening import cuda_plan
+from monolane.target.cuda.projections import SLOT_FRAGMENTS, WARPGROUPS, cut
 
 H200 = 132  # multiprocessors
 
