@@ -91,7 +91,7 @@ class EmulatedTarget:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         scores = np.full((len(tokens), self.vocab), np.nan, np.float32)
         _, outcome = self._run(Request(tokens, 0, 0, frozenset(), Sampling()), scores.ctypes.data)
-        assert outcome.status == structs.LENGTH_REACHED
+        assert outcome.status == structs.Status.LENGTH_REACHED
         return scores
 
     def _run(self, request: Request, scores: int | None) -> tuple[list[Token], Outcome]:

@@ -46,7 +46,7 @@ def main(library: Path) -> None:
     target = EmulatedTarget(MODEL, MadeUpWeights(MODEL), WORKERS, delay_permille=5, library=library)
     for request in REQUESTS:
         tokens, outcome = target.run(request)
-        assert outcome.status == structs.LENGTH_REACHED
+        assert outcome.status == structs.Status.LENGTH_REACHED
         assert len(tokens) == request.max_tokens
 
 

@@ -80,7 +80,7 @@ def check(target: EmulatedTarget, config: ModelConfig, sampling: Sampling, promp
     """One token, against the reference's choice from the very logits that the kernel has made."""
     request = Request(prompt, 0, 1, frozenset(), sampling, logprobs)
     (token,), outcome = target.run(request)
-    assert outcome.status == structs.LENGTH_REACHED
+    assert outcome.status == structs.Status.LENGTH_REACHED
     made = np.ctypeslib.as_array(ctypes.cast(target.launch.logits, ctypes.POINTER(ctypes.c_float)), (config.vocab,))
     choice = Sampler(sampling, config.vocab, np.array(prompt), logprobs).choose(made.copy(), len(prompt))
     assert token.id == choice.token

@@ -13,8 +13,9 @@ from monolane.program.plan import Plan
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import structs
 from monolane.target.base import Request
-from monolane.target.cuda import generate
+from monolane.target.cuda import constants, generate
 from monolane.target.cuda.opening import cuda_plan
+from monolane.target.cuda.shared_memory import shared_memory
 from oracle import judge_weights, log_softmax
 from random_models import CASES, Case, random_model
 
@@ -56,9 +57,8 @@ def test_half_tiles_give_the_logits_of_transformers(case: Case) -> None:
 
 
 def test_inputs_of_norms_that_shared_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of hidden sizes above 4,096: in a wide pass, one block prepares a position for all."""
-    slots = generate.slots
-    monkeypatch.setattr(generate, "slots", lambda plan, limit: (*slots(plan, limit)[:2], 0))
+    """As those of hidden sizes above 4,096: in a prefill pass, each row is prepared by one thread block for all."""
+    monkeypatch.setattr(generate, "shared_memory", lambda *given: replace(shared_memory(*given), prefill_cols=0))
     model, target = random_model(CASES[0]), open_case(CASES[0], 3)
     for length in (1, 16, 17, 40):
         ours = target.logits(model.tokens[:length])
@@ -96,7 +96,7 @@ def test_the_kernel_samples_like_the_reference(sampling: Sampling, logprobs: int
     for prompt in (1, 20):
         request = Request(model.tokens[:prompt], 0, 6, frozenset(), sampling, logprobs)
         tokens, outcome = target.run(request)
-        assert outcome.status == structs.LENGTH_REACHED
+        assert outcome.status == structs.Status.LENGTH_REACHED
         sequence = [*model.tokens[:prompt], *(token.id for token in tokens)]
         logits = target.logits(sequence)
         reference = Sampler(sampling, CASES[3].vocab, np.array(sequence[:prompt]), logprobs)
@@ -111,7 +111,7 @@ def test_the_kernel_samples_like_the_reference(sampling: Sampling, logprobs: int
 @pytest.mark.parametrize("case", [CASES[1], CASES[9]], ids=lambda case: case.name)
 def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few are merged by the stage that follows, more by a step of their own; some warps of a split have no block."""
-    monkeypatch.setattr(generate, "SPLIT_PAGES", 1)
+    monkeypatch.setattr(constants, "SPLIT_PAGES", 1)
     model, target = random_model(case), open_case(case, 8 * case.kv_heads)
     exact = log_softmax(model.logits)
     for length in (17, 40, 100):  # 2, 3 and 7 blocks
@@ -124,7 +124,7 @@ def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("case", [CASES[1], CASES[8]], ids=lambda case: case.name)
 def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more splits than the stage that follows merges, blocks of the cache are streamed as weights are."""
-    monkeypatch.setattr(generate, "SPLIT_PAGES", 1)
+    monkeypatch.setattr(constants, "SPLIT_PAGES", 1)
     model, target = random_model(case), open_case(case, 5 * case.kv_heads)
     tokens, _ = target.run(Request(model.tokens[:20], 0, 110, frozenset(), Sampling()))
     sequence = [*model.tokens[:20], *(token.id for token in tokens)]
@@ -144,7 +144,7 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
 )
 def test_no_position_is_missed(head_dim: int, split_blocks: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that look back a fixed distance: somewhere in every block of the context, at one length or another."""
-    monkeypatch.setattr(generate, "SPLIT_PAGES", split_blocks)
+    monkeypatch.setattr(constants, "SPLIT_PAGES", split_blocks)
     distances = tuple(longest * i // 8 for i in range(8))
     config = look_back_config(8, 1, head_dim, (None,), longest + 1)
     weights = LookBackWeights(config, (distances,))
@@ -163,7 +163,7 @@ def test_stop_tokens_and_the_cache() -> None:
     request = Request(model.tokens[:5], 0, 12, frozenset(), Sampling(temperature=1.0, seed=4))
     free = [token.id for token in target.run(request)[0]]
     stopped, outcome = target.run(replace(request, stop_tokens=frozenset({free[4]})))
-    assert outcome.status == structs.STOPPED
+    assert outcome.status == structs.Status.STOPPED
     assert [token.id for token in stopped] == free[: free.index(free[4]) + 1]
     target.run(request)
     longer = [*model.tokens[:5], *free[:6]]
@@ -175,5 +175,5 @@ def test_a_stuck_worker_ends_as_an_error_that_names_a_wait() -> None:
     model = random_model(CASES[3])
     target = open_case(CASES[3], 3, stall=(1, 3, 3), deadline_s=0.5)
     tokens, outcome = target.run(Request(model.tokens[:20], 0, 4, frozenset(), Sampling()))
-    assert outcome.status == structs.STUCK
+    assert outcome.status == structs.Status.STUCK
     assert not tokens

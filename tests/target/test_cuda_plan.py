@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from monolane.bench.measure.shapes import SHAPES
 from monolane.program.stage import Output
-from monolane.target.cuda.generate import owned_rows
+from monolane.target.cuda.constants import WARPGROUPS
 from monolane.target.cuda.opening import cuda_plan
-from monolane.target.cuda.projections import SLOT_FRAGMENTS, WARPGROUPS, cut
+from monolane.target.cuda.projections import SLOT_FRAGMENTS, cut
+from monolane.target.cuda.shared_memory import owned_rows
 
 H200 = 132  # multiprocessors
 

@@ -19,8 +19,8 @@ from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampling
 from monolane.target.base import Request
 from monolane.target.cuda.cards import CARDS
-from monolane.target.cuda.generate import slots
 from monolane.target.cuda.inspect import compiled_for, plan_for
+from monolane.target.cuda.shared_memory import shared_memory
 from oracle import judge_weights, near_enough
 
 SMALL = "rtx-5090"  # the least shared memory
@@ -56,7 +56,8 @@ def test_real_models_compile_for_every_card(card: str, name: str) -> None:
 def test_every_model_has_a_ring_on_every_card(card: str, name: str) -> None:
     """Deep enough that copies are on their way while chunks are multiplied."""
     plan = plan_for(cut(name), CARDS[card])
-    decoding, reading, *_ = slots(plan, CARDS[card].shared_limit)
+    memory = shared_memory(plan, CARDS[card].shared_limit)
+    decoding, reading = memory.slots, memory.prefill_slots
     assert decoding >= 3
     assert reading >= 2
 

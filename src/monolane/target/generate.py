@@ -9,6 +9,7 @@ from monolane.program import sample
 from monolane.program.layout import Layout
 from monolane.program.stage import Attend, Embed, Merge, Norm, Output, Program, Project, Sample, Stage
 from monolane.program.tape import constant_offsets
+from monolane.target.cpp import braces, integer_constants
 
 # What every target asks for: a block of a row is one cache line of a CPU; 8 rows of one block are one 16-byte load per
 # lane of a GPU's warp, and two steps of its tensor core.
@@ -54,7 +55,7 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
         "kLargestTime": sample.LARGEST_TIME,
     }
     return [
-        *(f"constexpr int {name} = {value};" for name, value in integers.items()),
+        *integer_constants(integers),
         *(f"constexpr uint64_t {name} = {value}u;" for name, value in wide.items()),
         f"constexpr int64_t kDistanceLimit = {sample.DISTANCE_LIMIT};",
         f"constexpr float kLogitLimit = {literal(sample.SCORE_LIMIT)};",
@@ -127,7 +128,3 @@ def literal(value: float) -> str:
     if not math.isfinite(value):
         raise ValueError(f"{value} cannot be a constant")
     return f"{value!r}f" if "." in repr(value) or "e" in repr(value) else f"{value!r}.0f"
-
-
-def braces(values: Iterable[str]) -> str:
-    return "{" + ", ".join(values) + "}"

@@ -1,29 +1,50 @@
-"""The host's twins of the structs in csrc/request.hpp and csrc/program.hpp, for all compiled targets."""
+"""What every compiled target exchanges with the host: the structs of a request and of a generated token."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_int32, c_int64, c_uint64, c_void_p
+from enum import IntEnum
 
 from monolane.program.plan import Plan
 from monolane.program.sample import MAX_LOGPROBS, Choice, FixedSampling
+from monolane.target import cpp
 from monolane.target.base import Finish, Token
 
-RUNNING, STOPPED, LENGTH_REACHED, ABORTED, STUCK, NOT_A_NUMBER = range(6)
-FINISHES = {STOPPED: Finish.STOP, LENGTH_REACHED: Finish.LENGTH, ABORTED: Finish.ABORT}
 NO_LOGPROBS = -1
 
 
+class Status(IntEnum):
+    """How a request stands, or how it ended."""
+
+    RUNNING = 0
+    STOPPED = 1
+    LENGTH_REACHED = 2
+    ABORTED = 3
+    STUCK = 4
+    NOT_A_NUMBER = 5
+
+
+FINISHES = {Status.STOPPED: Finish.STOP, Status.LENGTH_REACHED: Finish.LENGTH, Status.ABORTED: Finish.ABORT}
+
+
 class Segment(Structure):
+    """One worker's share of one matrix: consecutive tiles at a byte offset of its tape."""
+
     _fields_ = [("first_tile", c_int64), ("tiles", c_int64), ("offset", c_int64)]
 
 
 class Bias(Structure):
+    """An entry of logit_bias."""
+
     _fields_ = [("token", c_int32), ("unused", c_int32), ("value", c_int64)]
 
 
+@cpp.pointers(bias="const Bias*")
 class Sampling(Structure):
+    """Sampling parameters in fixed point; program/sample.py says in which."""
+
     _fields_ = [
         ("greedy", c_int32),
         ("top_k", c_int32),
@@ -40,23 +61,24 @@ class Sampling(Structure):
     ]
 
 
+@cpp.pointers(tokens="const int32_t*", stop_tokens="const int32_t*", all_logits="float*")
 class Request(Structure):
     _fields_ = [
-        ("tokens", c_void_p),
+        ("tokens", c_void_p),  # the prompt
         ("token_count", c_int64),
-        ("cached", c_int64),
+        ("cached", c_int64),  # tokens of it whose keys and values are in the cache
         ("max_tokens", c_int64),
         ("stop_tokens", c_void_p),
         ("stop_count", c_int64),
-        ("logprobs", c_int32),
+        ("logprobs", c_int32),  # likeliest tokens to report, or NO_LOGPROBS
         ("unused", c_int32),
-        ("all_logits", c_void_p),
+        ("all_logits", c_void_p),  # not null: the kernel stores the logits after every token here and samples nothing
         ("sampling", Sampling),
     ]
 
 
 class Entry(Structure):
-    """A sampled token as the kernel wrote it."""
+    """A generated token as the kernel wrote it."""
 
     token: int
     top_count: int
@@ -67,12 +89,21 @@ class Entry(Structure):
     top_tokens: Sequence[int]
     _fields_ = [
         ("token", c_int32),
-        ("top_count", c_int32),
+        ("top_count", c_int32),  # entries of the two arrays
         ("time_ns", c_int64),
-        ("distance", c_int64),
-        ("total", c_uint64),
+        ("distance", c_int64),  # highest fixed-point logit minus this token's
+        ("total", c_uint64),  # sum of all weights
         ("top_distances", c_int64 * MAX_LOGPROBS),
         ("top_tokens", c_int32 * MAX_LOGPROBS),
+    ]
+
+
+def definitions() -> list[str]:
+    """All of these in C++."""
+    return [
+        f"constexpr int kMaxLogprobs = {MAX_LOGPROBS};",
+        cpp.enum(Status),
+        *(line for kind in (Segment, Bias, Sampling, Request, Entry) for line in cpp.struct(kind)),
     ]
 
 

@@ -38,14 +38,14 @@ def _predicted(subject: Subject) -> dict[str, float] | None:
     """For a GPU; there is no such walk for a CPU."""
     if subject.kind != "cuda":
         return None
-    from monolane.target.cuda.generate import slots
     from monolane.target.cuda.opening import cuda_plan, required_gpu
     from monolane.target.cuda.predict import predicted_us
+    from monolane.target.cuda.shared_memory import shared_memory
 
     device = required_gpu()
     plan = cuda_plan(subject.model.config, device.processors)
     added: dict[str, float] = {}
-    narrow, *_ = slots(plan, device.shared_limit)
-    for stage, us in zip(plan.program.stages, predicted_us(plan, narrow), strict=True):
+    slots = shared_memory(plan, device.shared_limit).slots
+    for stage, us in zip(plan.program.stages, predicted_us(plan, slots), strict=True):
         added[stage.name] = added.get(stage.name, 0.0) + us
     return added

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from monolane.program.stage import Program
-from monolane.target.generate import LAYOUT, braces, constants, shape_constants, tables
+from monolane.target import structs
+from monolane.target.cpp import braces
+from monolane.target.cpu import native
+from monolane.target.generate import LAYOUT, constants, shape_constants, tables
 
 
 def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str:
@@ -22,9 +25,9 @@ def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str
         "#define MONOLANE_LEADING_ZEROS(bits) __builtin_clzll(bits)",
         f"#define MONOLANE_CACHE_BF16 {int(program.attention.cache_format == 'bf16')}",
         '#include "program.hpp"',
-        '#include "request.hpp"',
-        '#include "setup.hpp"',
         "namespace monolane {",
+        *structs.definitions(),
+        *native.definitions(),
         *constants(program, integers),
         *tables(program, "constexpr"),
         f"constexpr int kBufferSizes[] = {braces(str(buffer.size) for buffer in program.buffers)};",

@@ -14,31 +14,53 @@ from numpy.typing import NDArray
 
 from monolane.errors import ResourceError, TargetError
 from monolane.program.tape import Tape
-from monolane.target import structs
+from monolane.target import cpp, structs
 from monolane.target.base import Request
 
 
-class _Setup(Structure):
+@cpp.pointers(
+    segments="const Segment*",
+    tapes="const uint8_t* const*",
+    constants="const float*",
+    table="const uint16_t*",
+    processors="const int32_t*",
+)
+class Setup(Structure):
+    """What the host prepares once for a loaded model."""
+
     _fields_ = [
         ("workers", c_int32),
         ("context", c_int32),
-        ("segments", c_void_p),
-        ("tapes", c_void_p),
-        ("constants", c_void_p),
-        ("table", c_void_p),
-        ("processors", c_void_p),
-        ("deadline_s", c_double),
+        ("segments", c_void_p),  # [worker][projection]
+        ("tapes", c_void_p),  # [worker]
+        ("constants", c_void_p),  # norm weights and biases
+        ("table", c_void_p),  # the embedding where it is not the head's matrix, else null
+        ("processors", c_void_p),  # one per worker, or null: workers are not pinned
+        ("deadline_s", c_double),  # the longest a worker waits for another that does nothing
     ]
 
 
+@cpp.pointers(keys="void*", values="void*")
 class Cache(Structure):
     """Where the keys and values of one conversation lie."""
 
     _fields_ = [("keys", c_void_p), ("values", c_void_p)]
 
 
-class _Trace(Structure):
-    _fields_ = [("stamps", c_void_p), ("first", c_int64), ("passes", c_int64)]
+@cpp.pointers(stamps="int64_t*")
+class Trace(Structure):
+    """Where time stamps go, for `monolane trace`."""
+
+    _fields_ = [
+        ("stamps", c_void_p),  # ns, [pass][worker][stage][3]; null: nothing is traced
+        ("first", c_int64),  # the first decode pass that is traced; 0 takes the answer's first token in
+        ("passes", c_int64),
+    ]
+
+
+def definitions() -> list[str]:
+    """All of these in C++."""
+    return [line for kind in (Setup, Cache, Trace) for line in cpp.struct(kind)]
 
 
 @dataclass(frozen=True)
@@ -59,7 +81,7 @@ def make_setup(
     segments = structs.segment_table(plan)
     tapes = (c_void_p * plan.workers)(*(part.ctypes.data for part in tape.workers))
     pinned = (c_int32 * plan.workers)(*processors) if processors else None
-    setup = _Setup(
+    setup = Setup(
         workers=plan.workers,
         context=context,
         segments=ctypes.addressof(segments),
@@ -94,10 +116,10 @@ def make_request(request: Request, scores: NDArray[np.float32] | None = None) ->
 
 def make_trace(stamps: NDArray[np.int64], first: int) -> Arguments:
     """``stamps``: [passes][workers][stages][3], filled from the decode pass ``first`` on."""
-    return Arguments(_Trace(stamps.ctypes.data, first, len(stamps)), (stamps,))
+    return Arguments(Trace(stamps.ctypes.data, first, len(stamps)), (stamps,))
 
 
-NO_TRACE = Arguments(_Trace(), ())
+NO_TRACE = Arguments(Trace(), ())
 
 
 class Library:
@@ -111,9 +133,9 @@ class Library:
                 f"The compiled kernel {path} cannot be loaded: {error}", "Delete the file; it is compiled again."
             ) from error
         signatures: dict[str, tuple[Any, list[Any]]] = {
-            "open": (c_void_p, [POINTER(_Setup)]),
+            "open": (c_void_p, [POINTER(Setup)]),
             "close": (c_int32, [c_void_p]),
-            "start": (c_int64, [c_void_p, POINTER(structs.Request), POINTER(Cache), POINTER(_Trace)]),
+            "start": (c_int64, [c_void_p, POINTER(structs.Request), POINTER(Cache), POINTER(Trace)]),
             "abort": (None, [c_void_p, c_int64]),
             "wait": (c_int64, [c_void_p, c_int64, c_int32]),
             "status": (c_int32, [c_void_p]),

@@ -140,13 +140,13 @@ class CpuRun:
             with self._target.engine() as (library, engine):
                 made = library.wait(engine, seen, POLL_MS)
                 status = library.status(engine)
-                if status != structs.RUNNING:
+                if status != structs.Status.RUNNING:
                     made = library.wait(engine, made, 0)  # what came between the two looks
                 tokens = [structs.token_of(entry, self._logprobs) for entry in library.entries(engine, seen, made)]
             if tokens:
                 yield tokens
             seen = made
-            if status != structs.RUNNING:
+            if status != structs.Status.RUNNING:
                 self.finish = self._finish(status)
 
     @property
@@ -160,7 +160,7 @@ class CpuRun:
                 library.abort(engine, self._number)
 
     def _finish(self, status: int) -> Finish:
-        if status == structs.STUCK:
+        if status == structs.Status.STUCK:
             with self._target.engine() as (library, engine):
                 worker, missing, stage = library.stall(engine)
             where = self._target.program.stages[stage]
@@ -170,9 +170,9 @@ class CpuRun:
                 + (f" of layer {layer}." if layer is not None else "."),
                 "Load the model again; use fewer workers if the machine is very busy.",
             )
-        if status == structs.NOT_A_NUMBER:
+        if status == structs.Status.NOT_A_NUMBER:
             raise TargetError("The model produced logits that are not numbers.", "Its weights are probably damaged.")
-        return structs.FINISHES[status]
+        return structs.FINISHES[structs.Status(status)]
 
 
 class Cache:

@@ -22,11 +22,6 @@ struct Stage {
   int window;  // positions seen, 0: all
 };
 
-// One worker's share of one matrix: consecutive tiles at a byte offset of its tape.
-struct Segment {
-  int64_t first_tile, tiles, offset;
-};
-
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 constexpr int divide_up(int n, int unit) { return (n + unit - 1) / unit; }
 constexpr int lesser(int a, int b) { return a < b ? a : b; }

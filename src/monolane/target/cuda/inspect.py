@@ -10,10 +10,12 @@ from monolane.model.config import ModelConfig
 from monolane.program.plan import Plan
 from monolane.target.cuda import packages
 from monolane.target.cuda.cards import CARDS, Card, card_named
-from monolane.target.cuda.generate import generate, slot_bytes, slots
+from monolane.target.cuda.constants import THREADS
+from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.opening import cuda_plan, find_gpu
 from monolane.target.cuda.predict import CEILING, HANDOFF_US, predicted_us, stage_bytes, stream_us
+from monolane.target.cuda.shared_memory import shared_memory
 
 MEGA = 1e6
 
@@ -43,14 +45,15 @@ def plan_for(config: ModelConfig, card: Card) -> Plan:
 def report(plan: Plan, context: int, card: Card) -> str:
     """The kernel's resources and its ring; for an H200, whose memory was measured, also the times of its stages."""
     compiled = compiled_for(plan, card)
-    narrow, wide, _ = slots(plan, card.shared_limit)
+    memory = shared_memory(plan, card.shared_limit)
     workers = f"{card.workers} workers, {card.shared_limit:,} bytes of shared memory each"
     return "\n".join(
         [
             f"{card.name} ({card.architecture}): {workers}",
             *_resources(compiled, card),
-            f"ring: {narrow} slots of {slot_bytes(plan):,} bytes when decoding, {wide} when reading a prompt",
-            *(["", *_prediction(plan, context, narrow)] if "H200" in card.name else []),
+            f"ring: {memory.slots} slots of {memory.slot_bytes:,} bytes; {memory.prefill_slots} in a prefill pass",
+            *(f"  {name}: {size:,} bytes" for name, size in memory.regions()),
+            *(["", *_prediction(plan, context, memory.slots)] if "H200" in card.name else []),
         ]
     )
 
@@ -63,8 +66,6 @@ def compiled_for(plan: Plan, card: Card) -> Compiled:
 
 
 def _resources(compiled: Compiled, card: Card) -> list[str]:
-    from monolane.target.cuda.runtime import THREADS
-
     used = compiled.resources
     static = sum(int(size) for size in re.findall(r"(\d+) bytes smem", compiled.log))
     spilled = f"{used.spill_store_bytes:,} bytes of spill stores, {used.spill_load_bytes:,} of spill loads"
@@ -75,9 +76,9 @@ def _resources(compiled: Compiled, card: Card) -> list[str]:
     ]
 
 
-def _prediction(plan: Plan, context: int, narrow: int) -> list[str]:
+def _prediction(plan: Plan, context: int, slots: int) -> list[str]:
     """One line per kind of stage, in the order in which they come."""
-    stages, predicted = plan.program.stages, predicted_us(plan, narrow)
+    stages, predicted = plan.program.stages, predicted_us(plan, slots)
     lines = [f"{'stage':10}{'times':>6}{'MB each':>10}{'stream each':>13}{'adds each':>11}{'adds in all':>13}   (µs)"]
     for name in dict.fromkeys(stage.name for stage in stages):
         which = [index for index, stage in enumerate(stages) if stage.name == name]

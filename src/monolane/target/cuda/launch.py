@@ -1,10 +1,11 @@
-"""What a launch is given: the host's twin of csrc/launch.cuh, and the memory behind its pointers, wherever it lies."""
+"""What a launch is given: the struct that the kernel finds in constant memory, and the buffers behind its pointers."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from ctypes import Structure, c_int32, c_int64, c_uint32, c_void_p
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import Structure, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
@@ -12,14 +13,45 @@ from numpy.typing import NDArray
 
 from monolane.program.plan import Plan
 from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, FixedSampling
-from monolane.program.stage import MAX_WIDTH
+from monolane.program.stage import Program
 from monolane.program.tape import Tape
-from monolane.target import structs
+from monolane.target import cpp, structs
 from monolane.target.base import Request
-from monolane.target.cuda.generate import BUCKETS, HISTOGRAMS, PAGE_TOKENS, PUBLISHED, buffer_places, max_splits
+from monolane.target.cuda.constants import (
+    BUCKETS,
+    FRAGMENT_COLS,
+    FUSED_SPLITS,
+    FUSED_WORDS,
+    HISTOGRAMS,
+    LINE_BYTES,
+    MAX_SPLITS,
+    PAGE_TOKENS,
+    PASS_ROWS,
+)
 
-LINE_BYTES = 128
 ALIGNMENT = 256  # bytes, of every buffer
+
+
+class WaitReason(IntEnum):
+    """What a worker waits for, for the report of one that waits too long."""
+
+    WAIT_COPY = 0
+    WAIT_ACTIVATIONS = 1
+    WAIT_BARRIER = 2
+    WAIT_TOKEN = 3
+
+
+class Published(IntEnum):
+    """Numbers that every worker publishes while a token is chosen. csrc/draw.cuh says what the last six are for."""
+
+    BEST = 0  # the rank of its best token, with penalties and biases
+    LIKELIEST = 1  # the same by its logits alone, for logprobs
+    FIRST = 2  # the race key of its first token in the race
+    FIRST_AGAIN = 3  # in the second race
+    FIRST_EXACTLY = 4  # in the race with the exact border
+    DISTANCE = 5  # the distance of FIRST
+    NEARER = 6  # how many of its tokens are nearer than some distance
+    NEARER_WEIGHT = 7  # and their weight
 
 
 class Outcome(Structure):
@@ -34,33 +66,106 @@ class Outcome(Structure):
     steps: int
     start_ns: int
     _fields_ = [
-        *((name, c_uint32) for name in ("made", "status", "worker", "stage", "layer", "waited_for", "steps", "unused")),
-        ("start_ns", c_int64),
+        ("made", c_uint32),  # tokens so far
+        ("status", c_uint32),
+        ("worker", c_uint32),  # these four: of a wait that took too long
+        ("stage", c_uint32),
+        ("layer", c_uint32),
+        ("waited_for", c_uint32),
+        ("steps", c_uint32),  # stages begun, written now and then: a sign of life
+        ("unused", c_uint32),
+        ("start_ns", c_int64),  # when the kernel began, on its own clock
     ]
 
 
-# Words with tags, in one piece: the kernel clears it when tags run out. And what else a launch must find zeroed.
-TAGGED = ("activation_words", "qkv_words", "partial_outputs", "split_lses", "published", "top_lists", "logprob_sums")
-CLEARED = (*TAGGED, "grid_arrivals", "histograms", "failed")
-_MODEL = ("tapes", "segments", "head_tiles", "table", "constants", "rope_table", "keys", "values")
-_SCRATCH = ("prefill_activations", "prefill_qkv", "prefill_normed", "prefill_scales", "noise", "distances", "token_use")
-_POINTERS = (*_MODEL, "logits", *CLEARED, *_SCRATCH, "entries", "outcome", "abort", "trace")
+class TokenUse(Structure):
+    """What penalties and biases need to know of a token."""
+
+    _fields_ = [
+        ("count", c_int32),  # times in the answer, plus kSeen if it is in the prompt or the answer
+        ("bias", c_int32),
+    ]
 
 
+class TopList(Structure):
+    """The ranks of a worker's tokens that may be among the likeliest, the highest first, as tagged words."""
+
+    _fields_ = [("count", c_uint64), ("ranks", c_uint64 * (2 * MAX_LOGPROBS))]
+
+
+# Buffers by name, with the type of their elements; buffer_elements() has their sizes.
+_MODEL = {
+    "tapes": "const uint8_t* const",  # [worker]
+    "segments": "const Segment",  # [worker][projection]
+    "head_tiles": "const uint8_t* const",  # where each tile of a tied head lies; null where there is a table
+    "table": "const uint16_t",  # the embedding, where the head is not tied to it
+    "constants": "const float",  # norm weights and biases
+    "rope_table": "const float",  # [position][head_dim / 2][cosine, sine]
+    "keys": "uint16_t",  # [layer][KV head][page], see csrc/cache.cuh
+    "values": "uint16_t",
+}
+# Tagged words: a value in the upper half of a word, its tag in the lower. They are one piece of memory, which the
+# kernel clears when tags run out.
+TAGGED = {
+    "activation_words": "uint32_t",  # activations of a decode pass, bf16
+    "qkv_words": "uint64_t",  # queries, keys and values of a decode pass, fp32
+    "partial_outputs": "uint32_t",  # [row of the pass][split][query dimension]: attention's output of a split, bf16
+    "split_lses": "uint64_t",  # [row of the pass][split][query head], each in an L2 line of its own: its LSE, fp32
+    "published": "uint64_t",  # [worker][Published][2]
+    "top_lists": "TopList",  # [worker]
+    "logprob_sums": "uint64_t",  # [worker][2]: the sum of its weights; then the chosen token's fixed-point logit
+}
+CLEARED = TAGGED | {  # what a launch must find zeroed
+    "grid_arrivals": "uint32_t",  # the counter of the grid barrier
+    "histograms": "uint64_t",  # [HISTOGRAMS][weights, counts][BUCKETS]
+    "failed": "uint32_t",  # not 0: a worker is stuck, and all leave
+}
+_SCRATCH = {
+    "prefill_activations": "uint16_t",  # activations of a prefill pass, bf16, without tags
+    "prefill_qkv": "float",  # [row of the pass][queries, keys, values]
+    "prefill_normed": "uint16_t",  # [row of the pass]: the input of a norm where shared memory has no room for it
+    "prefill_scales": "uint32_t",  # [row of the pass]: the scale of that norm, fp32
+    "noise": "uint32_t",  # [token], where shared memory has no room for it
+    "distances": "uint32_t",  # [token], where shared memory has no room for them
+    "token_use": "TokenUse",  # [token], each read and written by its worker alone
+}
+_HOST = {  # in the host's memory, but for the trace
+    "entries": "Entry",
+    "outcome": "Outcome",
+    "abort": "const uint32_t",
+    "trace": "int64_t",  # of a traced kernel, ns, [pass][worker][stage][began, had its input, ended]
+}
+_BUFFERS: Mapping[str, str] = _MODEL | {"logits": "float"} | CLEARED | _SCRATCH | _HOST
+_ELEMENT_BYTES = {"uint16_t": 2, "uint32_t": 4, "uint64_t": 8, "float": 4} | {
+    kind.__name__: ctypes.sizeof(kind) for kind in (TokenUse, TopList)
+}
+
+
+@cpp.pointers(**{name: f"{element}*" for name, element in _BUFFERS.items()})
 class Launch(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in _POINTERS),
-        ("trace_from", c_int64),
+        *((name, c_void_p) for name in _BUFFERS),
+        ("trace_from", c_int64),  # the first decode pass that is traced
         ("trace_passes", c_int64),
         ("deadline_ns", c_int64),
         ("tagged_bytes", c_int64),
         ("context", c_int32),
-        ("adjusts_logits", c_int32),
-        ("plain_greedy", c_int32),
-        ("reach", c_uint32),
-        ("zero", c_uint32),
+        ("adjusts_logits", c_int32),  # by penalties or biases
+        ("plain_greedy", c_int32),  # nothing but the highest logit matters
+        ("reach", c_uint32),  # see reach()
+        ("zero", c_uint32),  # 0, which the compiler must not know: see Cursor::release in csrc/ring.cuh
         ("unused", c_uint32),
         ("request", structs.Request),
+    ]
+
+
+def definitions() -> list[str]:
+    """All of these in C++."""
+    return [
+        cpp.enum(WaitReason),
+        cpp.enum(Published),
+        f"constexpr int kPublishedCount = {len(Published)};",
+        *(line for kind in (Outcome, TokenUse, TopList, Launch) for line in cpp.struct(kind)),
     ]
 
 
@@ -76,38 +181,68 @@ class Arena(Uploads, Protocol):
         """Bytes with whatever was there before, 256-byte aligned; their address."""
 
 
+def max_splits(plan: Plan) -> int:
+    return max(1, min(MAX_SPLITS, plan.workers // plan.program.attention.kv_heads))
+
+
+def fused_splits(plan: Plan) -> int:
+    """Splits that the projection after attention merges while it loads its input."""
+    shape = plan.program.attention
+    if shape.head_dim % 4:
+        return 1
+    return max(1, min(FUSED_SPLITS, max_splits(plan), FUSED_WORDS // (shape.heads * shape.head_dim)))
+
+
+def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
+    """Elements per row of each buffer of the program, and where each begins: among the tagged words of a decode pass,
+    and among the plain elements of a prefill pass."""
+    shape = program.attention
+    sizes = {buffer.name: buffer.size for buffer in program.buffers}
+    sizes["partials"] = shape.heads * shape.head_dim  # here attention publishes what it has merged
+    strides = [-(-sizes[buffer.name] // FRAGMENT_COLS) * FRAGMENT_COLS for buffer in program.buffers]
+    words, plain = [0], [0]
+    for stride in strides:
+        words.append(words[-1] + stride)
+        plain.append(plain[-1] + stride * PASS_ROWS)
+    return strides, words, plain
+
+
 def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
     """Bytes of every buffer that belongs to a loaded model and not to its weights."""
+    return {name: _ELEMENT_BYTES[_BUFFERS[name]] * count for name, count in _buffer_elements(plan, context).items()}
+
+
+def _buffer_elements(plan: Plan, context: int) -> dict[str, int]:
     program, shape = plan.program, plan.program.attention
     strides, words, plain = buffer_places(program)
-    blocks = program.layers * shape.kv_heads * -(-context // PAGE_TOKENS)
-    splits = MAX_WIDTH * max_splits(plan)
+    page_rows = program.layers * shape.kv_heads * -(-context // PAGE_TOKENS) * PAGE_TOKENS
+    row_splits = PASS_ROWS * max_splits(plan)
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     return {
-        "keys": blocks * PAGE_TOKENS * -(-shape.head_dim // 32) * 32 * 2,
-        "values": blocks * PAGE_TOKENS * -(-shape.head_dim // 16) * 16 * 2,
-        "activation_words": 4 * words[-1],
-        "qkv_words": 8 * qkv,
-        "partial_outputs": 4 * splits * shape.heads * shape.head_dim,
-        "split_lses": LINE_BYTES * splits * shape.heads,
-        "published": 8 * 2 * PUBLISHED * plan.workers,
-        "top_lists": 8 * (1 + 2 * MAX_LOGPROBS) * plan.workers,
-        "logprob_sums": 8 * (2 * plan.workers + 1),
-        "grid_arrivals": 4,
-        "histograms": 8 * HISTOGRAMS * 2 * BUCKETS,
-        "failed": 4,
-        "prefill_activations": 2 * plain[-1],
-        "prefill_qkv": 4 * qkv * MAX_WIDTH,
-        "prefill_normed": 2 * MAX_WIDTH * strides[0],
-        "prefill_scales": 4 * MAX_WIDTH,
-        "logits": 4 * program.vocab,
-        "noise": 4 * program.vocab,
-        "distances": 4 * program.vocab,
-        "token_use": 8 * program.vocab,
+        "keys": page_rows * -(-shape.head_dim // 32) * 32,
+        "values": page_rows * -(-shape.head_dim // 16) * 16,
+        "activation_words": words[-1],
+        "qkv_words": qkv,
+        "partial_outputs": row_splits * shape.heads * shape.head_dim,
+        "split_lses": row_splits * shape.heads * (LINE_BYTES // 8),
+        "published": plan.workers * len(Published) * 2,
+        "top_lists": plan.workers,
+        "logprob_sums": 2 * plan.workers + 1,
+        "grid_arrivals": 1,
+        "histograms": HISTOGRAMS * 2 * BUCKETS,
+        "failed": 1,
+        "prefill_activations": plain[-1],
+        "prefill_qkv": PASS_ROWS * qkv,
+        "prefill_normed": PASS_ROWS * strides[0],
+        "prefill_scales": PASS_ROWS,
+        "logits": program.vocab,
+        "noise": program.vocab,
+        "distances": program.vocab,
+        "token_use": program.vocab,
     }
 
 
-def cleared_bytes(plan: Plan, context: int, names: tuple[str, ...] = CLEARED) -> int:
+def cleared_bytes(plan: Plan, context: int, names: Iterable[str] = CLEARED) -> int:
     sizes = scratch_sizes(plan, context)
     return sum(-(-sizes[name] // ALIGNMENT) * ALIGNMENT for name in names)
 

@@ -22,10 +22,11 @@ from monolane.program.tape_store import load_tape
 from monolane.progress import Progress
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
-from monolane.target.cuda.generate import RUN_AHEAD_BYTES, generate, residual_projection
+from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import compile_kernel
 from monolane.target.cuda.launch import scratch_sizes
 from monolane.target.cuda.presence import Presence, Unreachable
+from monolane.target.cuda.shared_memory import residual_projection
 from monolane.target.generate import LAYOUT
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from monolane.target.cuda.runtime import CudaTarget
 
 HALVED = replace(LAYOUT, name="rows8-4", halves_residual=True)
+RUN_AHEAD_BYTES = 16 << 10  # that a worker may have to stream more than its equal share of a stage, to level the tapes
 SPARE_BYTES = 512 << 20  # of GPU memory: the driver's own, and what requests bring along
 
 

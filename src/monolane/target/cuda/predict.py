@@ -15,7 +15,8 @@ from itertools import pairwise
 
 from monolane.program.plan import Plan
 from monolane.program.stage import Embed, Project, Stage
-from monolane.target.cuda.generate import slot_bytes
+from monolane.target.cuda.constants import FRAGMENT_BYTES
+from monolane.target.cuda.projections import slot_fragments
 
 # Measured on an H200.
 CEILING = 4.60e12  # bytes per second that all workers together read
@@ -59,7 +60,7 @@ def _chunks(plan: Plan, stage: Stage) -> list[float]:
     if not isinstance(stage, Project):
         return []
     tile = plan.layout.tile_bytes(stage)
-    chunk = tile / -(-tile // slot_bytes(plan))
+    chunk = tile / -(-tile // (slot_fragments(plan) * FRAGMENT_BYTES))
     share = stage_bytes(plan, stage) / plan.workers
     whole, rest = divmod(share, chunk)
     return [chunk] * int(whole) + ([rest] if rest else [])

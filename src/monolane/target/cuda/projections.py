@@ -11,10 +11,10 @@ from itertools import pairwise
 from monolane.program.plan import Plan
 from monolane.program.stage import Attend, Merge, Norm, Output, Plain, Program, Project, Stage, Vector
 from monolane.program.tape import constant_offsets
-from monolane.target.generate import OUTPUTS, braces, literal
+from monolane.target.cpp import braces, integer_constants
+from monolane.target.cuda.constants import FRAGMENT_BYTES, WARPGROUP_WARPS, WARPGROUPS
+from monolane.target.generate import OUTPUTS, literal
 
-WARPGROUP_WARPS, WARPGROUPS = 4, 2  # warps that share a chunk, and groups of them that take chunks in turn
-FRAGMENT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # a slot of the ring may have
 # Bytes on their way to one block. Small loads queue behind them, so there are few while hand-offs follow each other,
 # from the end of a layer to the next one's gate, and more where the next hand-off is far, or is a barrier.
@@ -54,7 +54,7 @@ def projection_types(plan: Plan) -> list[str]:
         )
     ]
     return [
-        *(f"constexpr int {name} = {value};" for name, value in integers.items()),
+        *integer_constants(integers),
         f"constexpr float kAttendEps = {literal(attend.q_norm.eps if attend.q_norm else 0.0)};",
         f"MONOLANE_CONSTANT int kWindows[] = {braces(map(str, windows))};",
         *specializations,

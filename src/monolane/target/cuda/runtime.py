@@ -15,11 +15,12 @@ from monolane.program.sample import Sampling
 from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Finish, Request, Token
+from monolane.target.cuda.constants import PAGE_TOKENS, THREADS
 from monolane.target.cuda.driver import Context, Kernel
-from monolane.target.cuda.generate import PAGE_TOKENS
 from monolane.target.cuda.launch import (
     Launch,
     Outcome,
+    WaitReason,
     cleared_bytes,
     entry_bytes,
     model_launch,
@@ -29,12 +30,16 @@ from monolane.target.cuda.launch import (
 from monolane.target.cuda.request_memory import RequestMemory
 from monolane.target.slots import resident_slots
 
-THREADS = 384  # 8 warps that compute, and 4 that stream, look after the block, prefetch, and do nothing
 # A stuck worker is named by the kernel before the engine's watch calls the device dead; both within a second.
 DEADLINE_S, STALL_S = 0.5, 0.8
 SILENT_DEADLINES = 10  # without any sign of life, and the host does not believe in the kernel's own watch any more
 POLL_S = 20e-6  # between two looks at the host's memory: far below the time of a token
-WAITED_FOR = ("a copy of weights", "activations", "the barrier", "the chosen token")
+WAITED_FOR = {
+    WaitReason.WAIT_COPY: "a copy of weights",
+    WaitReason.WAIT_ACTIVATIONS: "activations",
+    WaitReason.WAIT_BARRIER: "the barrier",
+    WaitReason.WAIT_TOKEN: "the chosen token",
+}
 
 
 class CudaTarget:
@@ -214,14 +219,15 @@ class CudaRun:
             self._target.abort()
 
     def _finish(self, status: int) -> Finish:
-        if status == structs.NOT_A_NUMBER:
+        if status == structs.Status.NOT_A_NUMBER:
             raise TargetError("The model produced logits that are not numbers.", "Its weights are probably damaged.")
         if status in structs.FINISHES:
-            return structs.FINISHES[status]
+            return structs.FINISHES[structs.Status(status)]
         outcome = self._outcome
+        waited_for = WAITED_FOR[WaitReason(outcome.waited_for)]
         name = self._target.program.stages[min(outcome.stage, len(self._target.program.stages) - 1)].name
         raise TargetError(
-            f"A worker got stuck: worker {outcome.worker} waited too long for {WAITED_FOR[outcome.waited_for]} "
+            f"A worker got stuck: worker {outcome.worker} waited too long for {waited_for} "
             f"at stage {name!r} of layer {outcome.layer}.",
             "Ask again; if it happens again, load the model again.",
         )

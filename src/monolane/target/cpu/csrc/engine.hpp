@@ -180,7 +180,7 @@ class Engine {
   }
 
   void mark(const Worker& worker, const Pass& pass, int stage, Mark what) const {
-    if (trace_.stamps) trace_.mark(pass.start - request_.token_count, shared_.setup.workers, worker.id, stage, what);
+    if (trace_.stamps) write_stamp(trace_, pass.start - request_.token_count, shared_.setup.workers, worker.id, stage, what);
   }
 
   // False when the workers lost each other.

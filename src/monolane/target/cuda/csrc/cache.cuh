@@ -7,7 +7,6 @@
 
 namespace monolane {
 
-constexpr int kPageTokens = 16;
 constexpr int kFragmentElements = kFragmentBytes / 2;
 constexpr int kDimFragments = divide_up(kHeadDim, kKBlock);  // units of the keys of 8 positions
 constexpr int kKeyFragments = 2 * kDimFragments, kValueFragments = divide_up(kHeadDim, 16);
@@ -34,7 +33,6 @@ MONOLANE_DEVICE int value_element(int r, int d) {
 }
 
 // Into L2, this thread's lines of so many bytes.
-constexpr int kLineBytes = 128;
 MONOLANE_DEVICE void prefetch_lines(const void* from, int bytes, int first, int stride) {
   for (int line = first; line * kLineBytes < bytes; line += stride) ptx::prefetch(static_cast<const char*>(from) + line * kLineBytes);
 }

@@ -108,7 +108,6 @@ static_assert(kWorkers <= kConsumers, "a block has a thread for every block");
 // Numbers that a block publishes: the rank of its best token, with penalties and biases; for logprobs, by its logits alone; and for draw.cuh, the
 // place in the race of its first token, up to three times, the distance of the first, and how many of its tokens are nearer than some distance, and
 // their weight.
-enum Published { kBest, kLikeliest, kFirst, kFirstAgain, kFirstExactly, kDistance, kNearer, kNearerWeight, kPublishedCount };
 MONOLANE_DEVICE uint64_t* published_words(int worker, Published which) { return monolane_launch.published + 2 * (kPublishedCount * worker + which); }
 
 MONOLANE_DEVICE void publish_best(uint64_t rank, uint32_t step, Published which = kBest) {
@@ -134,17 +133,7 @@ MONOLANE_DEVICE OwnTokens own_tokens() {
 
 // The scratch of sampling lies in the place of inputs and sums: tables; ranks; the logits of this block's tokens, behind the input that they come
 // from, if there is room; buckets; and the noise of this block's tokens, if there is room.
-constexpr int kTableBytes = 256 * 8, kSampleBytes = 3 * kTableBytes + round_up(kWorkers * 8, 128);
-constexpr int kLogitsOffset = kXOffset + round_up(kSampleBytes > kPaddedCols<Head> * 2 ? kSampleBytes : kPaddedCols<Head> * 2, 128);
-constexpr int kLogitsEnd = kLogitsOffset + round_up(kMaxOwnTokens * 4, 128);
-constexpr bool kLogitsFit = kLogitsEnd <= kSumsOffset;
-constexpr int kBucketsOffset = kLogitsFit ? kLogitsEnd : kXOffset + kSampleBytes;
-constexpr int kBucketBits = 8, kBuckets = 1 << kBucketBits;  // a thread for every bucket
-constexpr int kNoiseOffset = kBucketsOffset + 2 * kBuckets * 8;
-constexpr bool kNoiseFits = kNoiseOffset + kMaxOwnTokens * 4 <= kResidualOffset;
-constexpr int kHistograms = 3;  // in global memory: one is filled while the next is cleared and the last may still be read
-static_assert(kConsumers == 256 && kBuckets == kConsumers, "a thread for every entry of a table, and for every bucket");
-static_assert(kSampleBytes <= kXBytes && kNoiseOffset <= kResidualOffset, "the scratch of sampling does not fit");
+static_assert(kTableEntries == kConsumers && kBuckets == kConsumers, "a thread for every entry of a table, and for every bucket");
 
 // In global memory they are for logprobs, which are those of the logits, while a draw writes distances in their place.
 MONOLANE_DEVICE void keep_logit(int local, int token, float logit) {
@@ -213,9 +202,9 @@ MONOLANE_NOINLINE uint64_t best_adjusted() {
 namespace sampling {
 
 MONOLANE_DEVICE uint64_t* powers() { return shared::at<uint64_t>(kXOffset); }
-MONOLANE_DEVICE uint64_t* logarithms() { return powers() + 256; }
-MONOLANE_DEVICE uint64_t* stretches() { return powers() + 512; }
-MONOLANE_DEVICE uint64_t* ranks() { return powers() + 768; }                          // [workers]: of each one's best token
+MONOLANE_DEVICE uint64_t* logarithms() { return powers() + kTableEntries; }
+MONOLANE_DEVICE uint64_t* stretches() { return powers() + 2 * kTableEntries; }
+MONOLANE_DEVICE uint64_t* ranks() { return powers() + 3 * kTableEntries; }                          // [workers]: of each one's best token
 MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kBucketsOffset); }  // [2][kBuckets]
 // [this block's tokens]: highest score - score, at most what 32 bits hold. Where logits are in shared memory, each takes the place of its logit.
 MONOLANE_DEVICE uint32_t* distances(const OwnTokens& own) { return kLogitsFit ? shared::at<uint32_t>(kLogitsOffset) : monolane_launch.distances + own.first; }
@@ -255,9 +244,6 @@ MONOLANE_DEVICE uint64_t weight_of(uint32_t distance, uint32_t rate) {
 
 // What a block publishes: the ranks of its tokens that may be among them, the highest first. Words with tags.
 constexpr int kMaxListed = kMaxLogprobs, kTooMany = 1 << 20;
-struct TopList {
-  uint64_t count, ranks[2 * kMaxListed];
-};
 MONOLANE_DEVICE TopList* top_list(int worker) { return monolane_launch.top_lists + worker; }
 
 // This block's tokens from `threshold` on, no more than are wanted; kTooMany if it has no room for them. `rank(i)`: of its i-th token.

@@ -18,11 +18,6 @@ constexpr int kPaddedDim = round_up(kValueFragments * 16, 32);
 
 // --- scratch ---
 
-constexpr int kQueryStride = round_up(kHeadDim, 64) + 32;  // elements: two rows share no bank
-constexpr int kNewKvOffset = kMmaRows * kQueryStride * 2;
-constexpr int kNewStatsOffset = kNewKvOffset + 2 * round_up(kHeadDim, kKBlock) * 2;
-constexpr int kRowMaxesOffset = kNewStatsOffset + 2 * kMmaRows * 4;
-constexpr int kAccumulatorsOffset = kRowMaxesOffset + 2 * kConsumerWarps * kMmaRows * 4;
 // Where dimension d of a row of results lies in the scratch: rows that are written at once share no bank.
 MONOLANE_DEVICE int accumulator_index(int row, int d) { return row * kPaddedDim + (d ^ row / 2 % 4 * 8); }
 // Scores are kept as logarithms of two.

@@ -1,0 +1,57 @@
+"""Numbers of the CUDA kernel's structure that the host needs as well. The kernel gets them from here."""
+
+from __future__ import annotations
+
+from monolane.program.stage import MAX_WIDTH
+
+# Warps of a thread block: consumers multiply, attend and sample; the others are the producer, the watchdog, the
+# prefetch warp and one that is idle, because registers move between warpgroups of four.
+CONSUMER_WARPS, OTHER_WARPS = 8, 4
+WARPGROUP_WARPS = 4  # warps that share a chunk
+WARPGROUPS = CONSUMER_WARPS // WARPGROUP_WARPS  # of consumers, which take chunks in turn
+THREADS = 32 * (CONSUMER_WARPS + OTHER_WARPS)
+
+PASS_ROWS = MAX_WIDTH  # rows of a prefill pass: those of a tensor core's A operand
+MMA_COLS = 8  # columns of a tensor core's product: the rows of a tile
+FRAGMENT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once, 16 bytes a thread
+FRAGMENT_COLS = 64  # the most k of a fragment: rows of activations are whole fragments
+DECODE_BATCH = 32  # tiles whose sums are kept in shared memory in a decode pass
+
+# The KV cache is kept in pages. Attention divides the pages that a row sees into splits of at least SPLIT_PAGES pages,
+# and into no more splits than there are workers for.
+PAGE_TOKENS = 16
+SPLIT_PAGES, MAX_SPLITS = 16, 64
+SPLIT_BYTES = 64 << 10  # of keys and values, which one worker reads before there are more splits
+# Splits that the projection after attention merges while it loads its input, if it reads no more words than this.
+FUSED_SPLITS, FUSED_WORDS = 3, 8192
+
+TAG_BITS = 16  # of a tagged word of activations: its lower half
+LINE_BYTES = 128  # of L2
+
+# Sampling: buckets of a histogram, and histograms, which are used in turn.
+BUCKET_BITS, HISTOGRAMS = 8, 3
+BUCKETS = 1 << BUCKET_BITS
+TABLE_ENTRIES = 256  # of each of the three tables
+
+
+def structure_constants() -> dict[str, int]:
+    """By their C++ names."""
+    return {
+        "kConsumerWarps": CONSUMER_WARPS,
+        "kWarpgroupWarps": WARPGROUP_WARPS,
+        "kWarpgroups": WARPGROUPS,
+        "kThreads": THREADS,
+        "kPassRows": PASS_ROWS,
+        "kMmaCols": MMA_COLS,
+        "kFragmentBytes": FRAGMENT_BYTES,
+        "kDecodeBatch": DECODE_BATCH,
+        "kPageTokens": PAGE_TOKENS,
+        "kSplitPages": SPLIT_PAGES,
+        "kSplitBytes": SPLIT_BYTES,
+        "kTagBits": TAG_BITS,
+        "kLineBytes": LINE_BYTES,
+        "kBucketBits": BUCKET_BITS,
+        "kBuckets": BUCKETS,
+        "kHistograms": HISTOGRAMS,
+        "kTableEntries": TABLE_ENTRIES,
+    }

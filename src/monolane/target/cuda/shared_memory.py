@@ -1,0 +1,238 @@
+"""The map of a thread block's shared memory: what lies where, and how many slots the ring has.
+
+    ring | input | sums | residual | barriers | tiles owned | adjusted tokens | reductions and flags
+
+In a prefill pass the upper slots of the ring hold the input of its rows instead. Attention and sampling use the places
+of input and sums as scratch, because no projection runs meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monolane.errors import UnsupportedModelError
+from monolane.program.plan import Plan
+from monolane.program.stage import Output, Program
+from monolane.target.cuda.constants import (
+    BUCKETS,
+    CONSUMER_WARPS,
+    DECODE_BATCH,
+    FRAGMENT_BYTES,
+    MMA_COLS,
+    PAGE_TOKENS,
+    PASS_ROWS,
+    TABLE_ENTRIES,
+)
+from monolane.target.cuda.projections import slot_fragments
+
+ALIGNMENT = 128  # bytes, of every region
+RESERVED_BYTES = 2048  # for barriers, reductions and alignment, before the number of slots is known
+REDUCE_BYTES = 512  # of reductions, flags and the mailbox to the watchdog: their places are in csrc/launch.cuh
+MIN_PREFILL_SLOTS = 2
+MAX_LOGITS_BYTES = 8192  # of logits in shared memory
+BANK_SHIFT = 32  # elements of bf16 by which rows are longer than whole lines, so that two rows share no bank
+SUMS_BYTES = 4 * DECODE_BATCH * CONSUMER_WARPS * MMA_COLS
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Bytes, and offsets from the beginning of shared memory."""
+
+    slot_bytes: int
+    slots: int  # of the ring in a decode pass
+    prefill_slots: int
+    prefill_cols: int  # the widest input that a prefill pass keeps in shared memory
+    input: int
+    input_bytes: int
+    sums: int
+    residual: int
+    barriers: int
+    owned: int
+    adjusted: int
+    reduce: int
+    end: int
+    attention: dict[str, int]  # C++ constants of attention's scratch
+    sampling: dict[str, int]  # C++ constants of sampling's scratch
+
+    def constants(self) -> dict[str, int]:
+        """By their C++ names."""
+        return {
+            "kSlotBytes": self.slot_bytes,
+            "kSlots": self.slots,
+            "kPrefillSlots": self.prefill_slots,
+            "kPrefillCols": self.prefill_cols,
+            "kPrefillStride": self.prefill_cols + BANK_SHIFT,
+            "kPrefillXOffset": self.prefill_slots * self.slot_bytes,
+            "kRingBytes": self.slots * self.slot_bytes,
+            "kXOffset": self.input,
+            "kXBytes": self.input_bytes,
+            "kSumsOffset": self.sums,
+            "kResidualOffset": self.residual,
+            "kBarriersOffset": self.barriers,
+            "kOwnOffset": self.owned,
+            "kTouchedOffset": self.adjusted,
+            "kReduceOffset": self.reduce,
+            "kReduceBytes": REDUCE_BYTES,
+            **self.attention,
+            **self.sampling,
+        }
+
+    def regions(self) -> list[tuple[str, int]]:
+        """What lies in shared memory, in order, with its bytes; for people."""
+        starts = {
+            f"ring of {self.slots} slots": 0,
+            "input": self.input,
+            "sums": self.sums,
+            "residual stream": self.residual,
+            "mbarriers": self.barriers,
+            "tiles owned": self.owned,
+            "adjusted tokens": self.adjusted,
+            "reductions and flags": self.reduce,
+        }
+        ends = [*list(starts.values())[1:], self.end]
+        return [(name, end - start) for (name, start), end in zip(starts.items(), ends, strict=True)]
+
+
+def shared_memory(plan: Plan, limit: int) -> SharedMemory:
+    """The division of ``limit`` bytes; the ring gets what the rest leaves."""
+    slot_bytes = slot_fragments(plan) * FRAGMENT_BYTES
+    besides = _besides_ring(plan)
+    slots = (limit - besides) // slot_bytes
+    prefill_slots, prefill_cols = _prefill(plan, limit, slots, slot_bytes)
+    spare = limit - besides - slots * slot_bytes  # attention's scratch has a use for it
+    input_at, input_bytes = slots * slot_bytes, _input_bytes(plan) + spare // ALIGNMENT * ALIGNMENT
+    sums = input_at + input_bytes
+    residual = sums + _up(SUMS_BYTES, ALIGNMENT)
+    barriers = residual + _up(4 * PASS_ROWS * owned_rows(plan), ALIGNMENT)
+    owned = barriers + 4 * slots * 8  # full and empty, for decode and for prefill passes
+    adjusted = owned + _up(8 * len(plan.program.projections), ALIGNMENT)
+    reduce = adjusted + _up(max_own_tokens(plan), ALIGNMENT)
+    if reduce + REDUCE_BYTES > limit:
+        raise ValueError(f"shared memory: {reduce + REDUCE_BYTES} bytes of {limit}; RESERVED_BYTES is too small")
+    return SharedMemory(
+        slot_bytes=slot_bytes,
+        slots=slots,
+        prefill_slots=prefill_slots,
+        prefill_cols=prefill_cols,
+        input=input_at,
+        input_bytes=input_bytes,
+        sums=sums,
+        residual=residual,
+        barriers=barriers,
+        owned=owned,
+        adjusted=adjusted,
+        reduce=reduce,
+        end=reduce + REDUCE_BYTES,
+        attention=_attention_scratch(plan, residual - input_at),
+        sampling=_sampling_scratch(plan, input_at, sums, residual),
+    )
+
+
+def residual_projection(program: Program) -> int:
+    """The first that writes the residual stream; all of them are divided alike."""
+    return next(i for i, stage in enumerate(program.projections) if stage.output is Output.RESIDUAL)
+
+
+def owned_rows(plan: Plan) -> int:
+    """The most rows of the residual stream that one worker owns."""
+    residual = residual_projection(plan.program)
+    return max(tape[residual].tiles for tape in plan.segments) * plan.layout.rows(plan.program.projections[residual])
+
+
+def max_own_tokens(plan: Plan) -> int:
+    """The most tokens of the vocabulary that one worker has."""
+    return plan.layout.rows(plan.program.head) * max(tape[-1].tiles for tape in plan.segments)
+
+
+def _besides_ring(plan: Plan) -> int:
+    fixed = _input_bytes(plan) + SUMS_BYTES + 4 * PASS_ROWS * owned_rows(plan) + RESERVED_BYTES
+    return fixed + 8 * len(plan.program.projections) + _up(max_own_tokens(plan), ALIGNMENT)
+
+
+def _prefill(plan: Plan, limit: int, slots: int, slot_bytes: int) -> tuple[int, int]:
+    """Slots that are left to the ring in a prefill pass, and the widest input that the other slots hold. The page that
+    the rows of such a pass belong to lies there as well, while they attend."""
+    columns = sorted({plan.layout.padded_cols(stage) for stage in plan.program.projections})
+    head_dim = plan.program.attention.head_dim
+    page = PAGE_TOKENS * (_up(head_dim, 32) + _up(head_dim, 16)) * 2
+    for widest in (*reversed(columns), 0):
+        left = slots - -(-max(PASS_ROWS * (widest + BANK_SHIFT) * 2, page) // slot_bytes)
+        if left >= MIN_PREFILL_SLOTS:
+            return left, widest
+    raise UnsupportedModelError(
+        f"Matrices of {columns[-1]:,} columns do not fit the {limit:,} bytes of shared memory of this GPU.",
+        "Use a smaller model, or device='cpu'.",
+    )
+
+
+def _input_bytes(plan: Plan) -> int:
+    """The place of a projection's input; together with that of its sums it holds the scratch of attention and of
+    sampling."""
+    scratch = _attention_offsets(plan)["kAccumulatorsOffset"] + _accumulators_bytes(plan)
+    chunk = slot_fragments(plan) * plan.layout.block
+    widest = max(_up(plan.layout.padded_cols(stage), chunk) for stage in plan.program.projections)
+    return _up(max(2 * widest, scratch - SUMS_BYTES, _sampling_bytes(plan)), ALIGNMENT)
+
+
+def _attention_offsets(plan: Plan) -> dict[str, int]:
+    """From the beginning of the scratch: queries; the new key and value; of the new token, its probability and row max;
+    row max and row sum of every warp; accumulators of as many warps as there is room for."""
+    head_dim = plan.program.attention.head_dim
+    stride = _up(head_dim, 64) + BANK_SHIFT
+    new_kv = PASS_ROWS * stride * 2
+    new_stats = new_kv + 2 * _up(head_dim, 32) * 2
+    row_maxes = new_stats + 2 * PASS_ROWS * 4
+    return {
+        "kQueryStride": stride,
+        "kNewKvOffset": new_kv,
+        "kNewStatsOffset": new_stats,
+        "kRowMaxesOffset": row_maxes,
+        "kAccumulatorsOffset": row_maxes + 2 * CONSUMER_WARPS * PASS_ROWS * 4,
+    }
+
+
+def _accumulators_bytes(plan: Plan) -> int:
+    """Of one warp."""
+    return PASS_ROWS * _up(plan.program.attention.head_dim, 32) * 4
+
+
+def _attention_scratch(plan: Plan, size: int) -> dict[str, int]:
+    return _attention_offsets(plan) | {"kAttendBytes": size}
+
+
+def _sampling_tables_bytes(plan: Plan) -> int:
+    """Three tables, and a rank of every worker."""
+    return 3 * TABLE_ENTRIES * 8 + _up(8 * plan.workers, ALIGNMENT)
+
+
+def _head_input_bytes(plan: Plan) -> int:
+    """Of the head's input, which lies where the tables will: logits lie behind both."""
+    return 2 * plan.layout.padded_cols(plan.program.head)
+
+
+def _sampling_bytes(plan: Plan) -> int:
+    """What sampling needs of the place of inputs. The logits of a worker's own tokens lie in global memory where they
+    would take too much of it."""
+    tables, logits = _sampling_tables_bytes(plan), _up(4 * max_own_tokens(plan), ALIGNMENT)
+    return max(tables, _head_input_bytes(plan)) + logits if logits <= MAX_LOGITS_BYTES else tables
+
+
+def _sampling_scratch(plan: Plan, input_at: int, sums: int, residual: int) -> dict[str, int]:
+    """Tables and ranks; logits; two histograms; noise, where it fits."""
+    tables = _sampling_tables_bytes(plan)
+    logits = input_at + _up(max(tables, _head_input_bytes(plan)), ALIGNMENT)
+    logits_end = logits + _up(4 * max_own_tokens(plan), ALIGNMENT)
+    fits = logits_end <= sums
+    buckets = logits_end if fits else input_at + tables
+    noise = buckets + 2 * BUCKETS * 8
+    return {
+        "kLogitsOffset": logits,
+        "kLogitsFit": int(fits),
+        "kBucketsOffset": buckets,
+        "kNoiseOffset": noise,
+        "kNoiseFits": int(noise + 4 * max_own_tokens(plan) <= residual),
+    }
+
+
+def _up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
