@@ -31,13 +31,26 @@ def pointers(**types: str) -> Callable[[S], S]:
     return note
 
 
-def struct(kind: type[Structure]) -> list[str]:
-    """The struct in C++, under the name it has in Python; its size is checked where the kernel is compiled."""
+def struct(kind: type[Structure], name: str | None = None) -> list[str]:
+    """The struct in C++, by default under its name in Python; its size is checked where the kernel is compiled."""
+    name = name or kind.__name__
     return [
-        f"struct {kind.__name__} {{",
-        *(f"  {_declaration(kind, name, field)};" for name, field, *_ in kind._fields_),
+        f"struct {name} {{",
+        *(f"  {_declaration(kind, field, type_)};" for field, type_, *_ in kind._fields_),
         "};",
-        f'static_assert(sizeof({kind.__name__}) == {ctypes.sizeof(kind)}, "{kind.__name__} differs from the host\'s");',
+        f'static_assert(sizeof({name}) == {ctypes.sizeof(kind)}, "{name} differs from the host\'s");',
+    ]
+
+
+def launch_struct(kind: type[Structure]) -> list[str]:
+    """The struct as Launch, and the constant ``monolane_launch`` that the host fills in before every launch."""
+    return [
+        "namespace monolane {",
+        *struct(kind, "Launch"),
+        "}  // namespace monolane",
+        'extern "C" {',
+        "MONOLANE_LAUNCH monolane::Launch monolane_launch;",
+        "}",
     ]
 
 

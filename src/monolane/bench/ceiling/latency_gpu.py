@@ -14,6 +14,7 @@ import numpy as np
 from monolane.bench.ceiling.read_gpu import DEADLINE_S, SHARE_BYTES, GpuMemory
 from monolane.bench.ceiling.result import BARRIER, HANDOFF, Wait
 from monolane.errors import TargetError
+from monolane.target import cpp
 from monolane.target.cuda.jit import compile_kernel
 
 ROUNDS, WARM_UP = 2000, 200  # hand-offs of a launch: some 5 ms
@@ -24,31 +25,56 @@ REPEATS = 3
 LAUNCHES, ANSWERS = 50, 1000
 
 
+@cpp.pointers(
+    memory="const Word4*",
+    words="uint64_t*",
+    arrived="uint32_t*",
+    failed="uint32_t*",
+    sum="uint64_t*",
+    stamps="int64_t*",
+)
 class HandoffLaunch(Structure):
-    """The host's twin of the struct in csrc/handoff.cu."""
+    """What csrc/handoff.cu is given."""
 
     _fields_ = [
         ("memory", c_void_p),
-        ("share_chunks", c_int64),
-        *((name, c_void_p) for name in ("words", "arrived", "failed", "sum", "stamps")),
-        ("deadline_ns", c_int64),
-        *((name, c_int32) for name in ("blocks", "rounds", "warm_up", "barriers", "in_flight", "unused")),
+        ("share_chunks", c_int64),  # of the memory that each thread block streams, again and again
+        ("words", c_void_p),  # [2][thread block]: round in the upper half, a number in the lower
+        ("arrived", c_void_p),  # at barriers, all thread blocks together
+        ("failed", c_void_p),  # not 0: a thread block waited longer than it may
+        ("sum", c_void_p),  # of all numbers that all thread blocks have read
+        ("stamps", c_void_p),  # [thread block]: rounds began, ended, streaming began, ended (ns), chunks streamed
+        ("deadline_ns", c_int64),  # for the whole launch
+        ("blocks", c_int32),
+        ("rounds", c_int32),
+        ("warm_up", c_int32),  # rounds before those
+        ("barriers", c_int32),  # 1: a counter, 0: tagged words
+        ("in_flight", c_int32),  # chunks of each thread block; 0: memory is idle
+        ("unused", c_int32),
     ]
 
 
+@cpp.pointers(said="uint32_t*", heard="const uint32_t*", took="int64_t*", failed="uint32_t*")
 class AnswerLaunch(Structure):
-    """The host's twin of the struct in csrc/answer.cu."""
+    """What csrc/answer.cu is given."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("said", "heard", "took", "failed")),
-        ("deadline_ns", c_int64),
+        ("said", c_void_p),  # in the host's memory: the round; one more than there are when the kernel has ended
+        ("heard", c_void_p),  # in the host's memory
+        ("took", c_void_p),  # [round], ns from saying to hearing
+        ("failed", c_void_p),  # not 0: the host did not answer in time
+        ("deadline_ns", c_int64),  # for the whole launch
         ("rounds", c_int32),
         ("unused", c_int32),
     ]
 
 
+SOURCES = {"handoff": HandoffLaunch, "answer": AnswerLaunch}
+
+
 def source(name: str, header: str = "ptx.cuh") -> str:
-    return f'#include "{header}"\n' + (Path(__file__).parent / "csrc" / f"{name}.cu").read_text()
+    text = (Path(__file__).parent / "csrc" / f"{name}.cu").read_text()
+    return "\n".join([f'#include "{header}"', *cpp.launch_struct(SOURCES[name]), text])
 
 
 def shared_bytes(in_flight: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from monolane.cache import human_size
 from monolane.errors import ResourceError, TargetError
+from monolane.target import cpp
 from monolane.target.cuda.jit import compile_kernel
 
 if TYPE_CHECKING:
@@ -75,23 +76,33 @@ SWEEP = (
 )
 
 
+@cpp.pointers(memory="const Word4*", times="int64_t*", sum="uint64_t*", arrived="uint32_t*", failed="uint32_t*")
 class Launch(Structure):
-    """The host's twin of the struct in csrc/read.cu."""
+    """What csrc/read.cu is given."""
 
     _fields_ = [
         ("memory", c_void_p),
-        ("origin", c_int64),
-        ("step", c_int64),
-        *((name, c_void_p) for name in ("times", "sum", "arrived", "failed")),
-        ("deadline_ns", c_int64),
-        *((name, c_int32) for name in ("blocks", "passes", "pieces", "chunk_words", "slots", "unused")),
+        ("origin", c_int64),  # from the first piece of a thread block to that of the next, in words of 16 bytes
+        ("step", c_int64),  # from a piece to the next of the same thread block, in words of 16 bytes
+        ("times", c_void_p),  # [thread block][began, ended], ns
+        ("sum", c_void_p),  # of all 32-bit words of all passes
+        ("arrived", c_void_p),  # thread blocks that are there: they begin together
+        ("failed", c_void_p),  # not 0: a thread block waited longer than it may
+        ("deadline_ns", c_int64),  # for the whole launch
+        ("blocks", c_int32),
+        ("passes", c_int32),
+        ("pieces", c_int32),  # of each thread block, in a pass
+        ("chunk_words", c_int32),  # of 16 bytes in a bulk copy
+        ("slots", c_int32),  # of the ring
+        ("unused", c_int32),
     ]
 
 
 def source(way: Way, header: str = "ptx.cuh") -> str:
     """The kernel that reads in one way; all rings share one."""
     constants = f"constexpr int kThreads = {way.threads}, kUnroll = {way.unroll};"
-    return f'#include "{header}"\n{constants}\n' + (Path(__file__).parent / "csrc" / "read.cu").read_text()
+    text = (Path(__file__).parent / "csrc" / "read.cu").read_text()
+    return "\n".join([f'#include "{header}"', constants, *cpp.launch_struct(Launch), text])
 
 
 def launch(way: Way, memory: int, share_bytes: int, blocks: int, passes: int, scratch: Scratch) -> Launch:

@@ -1,30 +1,12 @@
 // How long a word takes from this GPU to the host and back: the kernel writes a number where the host sees it, the host
-// writes the same number where the kernel looks. Without rounds it only says that it is there. The line generated before this one
-// includes ptx.cuh, or its twin for a CPU.
+// writes the same number where the kernel looks. Without rounds it only says that it is there. The lines generated before this one
+// include ptx.cuh (or emulate.hpp) and define AnswerLaunch of latency_gpu.py as Launch.
 
 constexpr int kThreads = 32;
 
 namespace monolane {
 
 constexpr int kLooksPerClock = 16;
-
-struct Launch {
-  uint32_t* said;        // in the host's memory: the round; one more than there are when the kernel has ended
-  const uint32_t* heard; // in the host's memory
-  int64_t* took;         // [round], ns from saying to hearing
-  uint32_t* failed;      // not 0: the host did not answer in time
-  int64_t deadline_ns;   // for the whole launch
-  int32_t rounds;
-  int32_t unused;
-};
-
-}  // namespace monolane
-
-extern "C" {
-MONOLANE_LAUNCH monolane::Launch monolane_launch;
-}
-
-namespace monolane {
 
 MONOLANE_DEVICE bool hears(uint32_t round, int64_t deadline) {
   for (int looks = 1; ptx::load_system(monolane_launch.heard) != round; looks++)

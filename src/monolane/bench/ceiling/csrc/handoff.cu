@@ -1,6 +1,6 @@
 // What it costs that every block learns from every other, with idle memory and with memory that streams as fast as it can:
-// by tagged words (every block publishes one, every block reads all), or by a barrier on one counter. The line generated
-// before this one includes ptx.cuh, or its twin for a CPU. Eight warps hand over; one more thread of each block streams.
+// by tagged words (every block publishes one, every block reads all), or by a barrier on one counter. The lines generated
+// before this one include ptx.cuh (or emulate.hpp) and define HandoffLaunch of latency_gpu.py as Launch. Eight warps hand over; one more thread of each block streams.
 
 constexpr int kReaders = 256, kThreads = kReaders + 32;
 
@@ -8,31 +8,6 @@ namespace monolane {
 
 constexpr int kChunkBytes = 16384;
 constexpr int kLooksPerClock = 16;
-
-struct Launch {
-  const Word4* memory;
-  int64_t share_chunks;  // of the memory that each block streams, again and again
-  uint64_t* words;       // [2][block]: round in the upper half, a number in the lower
-  uint32_t* arrived;     // at barriers, all blocks together
-  uint32_t* failed;      // not 0: a block waited longer than it may
-  uint64_t* sum;         // of all numbers that all blocks have read
-  int64_t* stamps;       // [block]: rounds began, rounds ended, streaming began, streaming ended (ns), chunks streamed
-  int64_t deadline_ns;   // for the whole launch
-  int32_t blocks;
-  int32_t rounds;
-  int32_t warm_up;       // rounds before those
-  int32_t barriers;      // 1: a counter, 0: tagged words
-  int32_t in_flight;     // chunks of each block; 0: memory is idle
-  int32_t unused;
-};
-
-}  // namespace monolane
-
-extern "C" {
-MONOLANE_LAUNCH monolane::Launch monolane_launch;
-}
-
-namespace monolane {
 
 MONOLANE_DEVICE int64_t* stamps() { return monolane_launch.stamps + 5 * ptx::block_index(); }
 

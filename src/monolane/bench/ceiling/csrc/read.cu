@@ -1,31 +1,6 @@
 // How fast this GPU reads its memory: one block per multiprocessor, nothing computed but sums that prove that every byte
-// was read. The lines generated before this one include ptx.cuh (or its twin for a CPU) and fix kThreads and kUnroll:
+// was read. The lines generated before this one include ptx.cuh (or emulate.hpp), define the Launch of read_gpu.py, and fix kThreads and kUnroll:
 // 16-byte loads per thread at a time, or 0 for bulk copies into a ring. A piece is what a block reads at a time.
-
-namespace monolane {
-
-struct Launch {
-  const Word4* memory;
-  int64_t origin;      // from the first piece of a block to that of the next, in words of 16 bytes
-  int64_t step;        // from a piece to the next of the same block, in words of 16 bytes
-  int64_t* times;      // [block][began, ended], ns
-  uint64_t* sum;       // of all 32-bit words of all passes
-  uint32_t* arrived;   // blocks that are there: they begin together
-  uint32_t* failed;    // not 0: a block waited longer than it may
-  int64_t deadline_ns; // for the whole launch
-  int32_t blocks;
-  int32_t passes;
-  int32_t pieces;      // of each block, in a pass
-  int32_t chunk_words; // of 16 bytes in a bulk copy
-  int32_t slots;       // of the ring
-  int32_t unused;
-};
-
-}  // namespace monolane
-
-extern "C" {
-MONOLANE_LAUNCH monolane::Launch monolane_launch;
-}
 
 namespace monolane {
 
