@@ -13,7 +13,7 @@ from monolane.program.plan import Plan
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import structs
 from monolane.target.base import Request
-from monolane.target.cuda import constants, generate
+from monolane.target.cuda import generate, opening
 from monolane.target.cuda.opening import cuda_plan
 from monolane.target.cuda.shared_memory import shared_memory
 from oracle import judge_weights, log_softmax
@@ -111,7 +111,7 @@ def test_the_kernel_samples_like_the_reference(sampling: Sampling, logprobs: int
 @pytest.mark.parametrize("case", [CASES[1], CASES[9]], ids=lambda case: case.name)
 def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few are merged by the stage that follows, more by a step of their own; some warps of a split have no block."""
-    monkeypatch.setattr(constants, "SPLIT_PAGES", 1)
+    monkeypatch.setattr(opening, "SPLIT_PAGES", 1)
     model, target = random_model(case), open_case(case, 8 * case.kv_heads)
     exact = log_softmax(model.logits)
     for length in (17, 40, 100):  # 2, 3 and 7 blocks
@@ -124,7 +124,7 @@ def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("case", [CASES[1], CASES[8]], ids=lambda case: case.name)
 def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more splits than the stage that follows merges, blocks of the cache are streamed as weights are."""
-    monkeypatch.setattr(constants, "SPLIT_PAGES", 1)
+    monkeypatch.setattr(opening, "SPLIT_PAGES", 1)
     model, target = random_model(case), open_case(case, 5 * case.kv_heads)
     tokens, _ = target.run(Request(model.tokens[:20], 0, 110, frozenset(), Sampling()))
     sequence = [*model.tokens[:20], *(token.id for token in tokens)]
@@ -144,7 +144,7 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
 )
 def test_no_position_is_missed(head_dim: int, split_blocks: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that look back a fixed distance: somewhere in every block of the context, at one length or another."""
-    monkeypatch.setattr(constants, "SPLIT_PAGES", split_blocks)
+    monkeypatch.setattr(opening, "SPLIT_PAGES", split_blocks)
     distances = tuple(longest * i // 8 for i in range(8))
     config = look_back_config(8, 1, head_dim, (None,), longest + 1)
     weights = LookBackWeights(config, (distances,))

@@ -13,7 +13,7 @@ from emulated import EmulatedTarget
 from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.program.sample import Sampling
 from monolane.target.base import Request
-from monolane.target.cuda import constants
+from monolane.target.cuda import constants, opening
 from monolane.target.cuda.opening import cuda_plan
 from random_models import CASES, Case, random_model
 
@@ -35,7 +35,7 @@ def answer(case: Case, workers: int) -> list[object]:
 
 def test_tags_of_few_bits_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[1]  # one key/value head: a split for every worker
-    monkeypatch.setattr(constants, "SPLIT_PAGES", 1)  # from one split to many, so that some words stay unused for long
+    monkeypatch.setattr(opening, "SPLIT_PAGES", 1)  # from one split to many, so that some words stay unused for long
     expected = answer(case, 5)
     for bits in (fewest_bits(case), fewest_bits(case) + 1):
         monkeypatch.setattr(constants, "TAG_BITS", bits)

@@ -20,15 +20,18 @@ from monolane.program.stage import (
     Program,
     Project,
     Sample,
+    Splitting,
     Stage,
     Vector,
 )
 
-SPLIT = 128  # positions per attention split: small enough to share a short context, large enough to merge cheaply
+FIXED_SPLITS = Splitting(128)  # small enough to share a short context, large enough to merge cheaply
 
 
-def build_program(config: ModelConfig, cache_format: CacheFormat = "bf16") -> Program:
-    """The stages of one decode pass of a model."""
+def build_program(
+    config: ModelConfig, cache_format: CacheFormat = "bf16", splitting: Splitting = FIXED_SPLITS
+) -> Program:
+    """The stages of one pass of a model. ``splitting``: how the target that executes it splits attention."""
     table = _matrix("embed", [("embed", config.vocab)], config.hidden)
     head = _matrix("head", [("embed" if config.tied else "head", config.vocab)], config.hidden)
     stages: list[Stage] = [Embed("embed", head.name if config.tied else table.name, writes="stream_a")]
@@ -50,7 +53,7 @@ def build_program(config: ModelConfig, cache_format: CacheFormat = "bf16") -> Pr
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        split=SPLIT,
+        splitting=splitting,
         scale=1 / math.sqrt(config.head_dim),
         frequencies=tuple(float(f) for f in config.rope.inverse_frequencies(config.head_dim)),
         cache_format=cache_format,

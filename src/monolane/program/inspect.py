@@ -9,7 +9,7 @@ from pathlib import Path
 from monolane.errors import ResourceError, UsageError
 from monolane.program.check import reads_of, writes_of
 from monolane.program.plan import Plan
-from monolane.program.stage import Merge, Norm, Project, Stage
+from monolane.program.stage import Merge, Norm, Project, Splitting, Stage
 
 MEGA = 1e6
 COLOURS = {  # of stages, in every picture
@@ -44,12 +44,19 @@ def report(plan: Plan, context: int) -> str:
         f"{len(program.stages)} stages, {program.handoffs} hand-offs",
         f"{plan.bytes_per_token / MEGA:,.1f} MB streamed per token",
         f"cache: {cache:,} bytes per token, {full_cache:,.1f} MB for {context:,} tokens",
+        f"attention: {_splitting(program.attention.splitting)}",
         f"{plan.workers} worker(s), layout {layout.name}: "
         f"tiles of {layout.tile_rows} rows{halved}, blocks of {layout.block}",
         *(f"  tape {worker}: {size / MEGA:,.2f} MB" for worker, size in enumerate(plan.tape_bytes[:listed])),
         f"balance: the longest tape is {above:.2%} above even, the shortest {below:.2%} below",
     ]
     return "\n".join(lines)
+
+
+def _splitting(splitting: Splitting) -> str:
+    if splitting.most is None:
+        return f"splits of {splitting.tokens} tokens, whatever the number of workers"
+    return f"at most {splitting.most} splits for this number of workers, of {splitting.tokens} tokens or more"
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:

@@ -138,9 +138,9 @@ class Project:
 class Attend:
     """Norm and rotate queries and keys, append keys and values to the cache, attend split by split.
 
-    The work items are (key/value head, split of the context). A split is a fixed number of positions, so neither the
-    splits nor the order of summation depend on how many workers share them. The result of an item is, for each query
-    head and position, the running maximum, the sum of exponentials and the unnormalised weighted values.
+    The work items are (key/value head, split of the context); AttentionShape.splitting says how a target splits. The
+    result of an item is, for each query head and position, the running maximum, the sum of exponentials and the
+    unnormalised weighted values.
     """
 
     name: str
@@ -178,13 +178,27 @@ def first_seen(position: int, window: int | None) -> int:
 
 
 @dataclass(frozen=True)
+class Splitting:
+    """How a target divides the context of a position into splits, which workers attend to side by side.
+
+    Without ``most``, every split has ``tokens`` tokens: neither the splits nor the order of any sum depend on how many
+    workers there are. With it, ``tokens`` is the least that a split has, and a longer context is divided into at most
+    ``most`` equal splits. Their number follows from the number of workers, so the last bits of a result do, too; for
+    one plan they are the same on every run.
+    """
+
+    tokens: int
+    most: int | None = None
+
+
+@dataclass(frozen=True)
 class AttentionShape:
-    """What all attention stages share. ``split`` counts positions; frequencies are radians per position."""
+    """What all attention stages share. Frequencies are radians per position."""
 
     heads: int
     kv_heads: int
     head_dim: int
-    split: int
+    splitting: Splitting
     scale: float
     frequencies: tuple[float, ...]
     cache_format: CacheFormat
@@ -198,6 +212,11 @@ class AttentionShape:
     def partial_size(self) -> int:
         """Elements of one head's partial result: maximum, sum, weighted values."""
         return 2 + self.head_dim
+
+    @property
+    def split(self) -> int:
+        """Positions of a split."""
+        return self.splitting.tokens
 
     def splits(self, context: int) -> int:
         return -(-context // self.split)

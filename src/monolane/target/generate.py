@@ -30,7 +30,6 @@ def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
         "kHeads": shape.heads,
         "kKvHeads": shape.kv_heads,
         "kHeadDim": shape.head_dim,
-        "kSplit": shape.split,
         "kProjections": len(program.projections),
         "kMaxCols": max(layout.padded_cols(stage) for stage in program.projections),
     }

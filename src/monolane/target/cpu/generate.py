@@ -13,6 +13,7 @@ def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str
     """C++ for one program. ``stall`` = (worker, stage, seconds) makes one worker sleep there: to test the deadline."""
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
     integers = shape_constants(program, LAYOUT) | {
+        "kSplit": program.attention.split,
         "kBufferCount": len(program.buffers),
         "kStallWorker": stall_worker,
         "kStallStage": stall_stage,

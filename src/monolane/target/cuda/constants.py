@@ -46,7 +46,6 @@ def structure_constants() -> dict[str, int]:
         "kFragmentBytes": FRAGMENT_BYTES,
         "kDecodeBatch": DECODE_BATCH,
         "kPageTokens": PAGE_TOKENS,
-        "kSplitPages": SPLIT_PAGES,
         "kSplitBytes": SPLIT_BYTES,
         "kTagBits": TAG_BITS,
         "kLineBytes": LINE_BYTES,

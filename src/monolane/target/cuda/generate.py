@@ -6,7 +6,7 @@ from monolane.program.plan import Plan
 from monolane.target import structs
 from monolane.target.cpp import braces
 from monolane.target.cuda import launch
-from monolane.target.cuda.constants import structure_constants
+from monolane.target.cuda.constants import PAGE_TOKENS, structure_constants
 from monolane.target.cuda.projections import projection_types
 from monolane.target.cuda.shared_memory import max_own_tokens, owned_rows, residual_projection, shared_memory
 from monolane.target.generate import constants, sampling_tables, shape_constants
@@ -43,6 +43,7 @@ def generate(
             "kMaxOwnTokens": max_own_tokens(plan),
             "kResidualProjection": residual_projection(program),
             "kSharedLimit": shared_limit,
+            "kSplitPages": program.attention.split // PAGE_TOKENS,
             "kMaxSplits": launch.max_splits(plan),
             "kFusedSplits": launch.fused_splits(plan),
             "kTraced": int(traced),

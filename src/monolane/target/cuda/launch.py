@@ -24,7 +24,6 @@ from monolane.target.cuda.constants import (
     FUSED_WORDS,
     HISTOGRAMS,
     LINE_BYTES,
-    MAX_SPLITS,
     PAGE_TOKENS,
     PASS_ROWS,
 )
@@ -182,7 +181,10 @@ class Arena(Uploads, Protocol):
 
 
 def max_splits(plan: Plan) -> int:
-    return max(1, min(MAX_SPLITS, plan.workers // plan.program.attention.kv_heads))
+    most = plan.program.attention.splitting.most
+    if most is None:
+        raise ValueError("this program was built for another target: its attention has splits of a fixed length")
+    return most
 
 
 def fused_splits(plan: Plan) -> int:

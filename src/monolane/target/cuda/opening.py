@@ -16,12 +16,13 @@ from monolane.program.build import build_program
 from monolane.program.check import check
 from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
-from monolane.program.stage import Program
+from monolane.program.stage import Program, Splitting
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
 from monolane.progress import Progress
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
+from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_PAGES
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import compile_kernel
 from monolane.target.cuda.launch import scratch_sizes
@@ -107,7 +108,8 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def cuda_plan(config: ModelConfig, workers: int) -> Plan:
     """One worker per multiprocessor."""
-    program = build_program(config)
+    most = max(1, min(MAX_SPLITS, workers // config.kv_heads))
+    program = build_program(config, splitting=Splitting(SPLIT_PAGES * PAGE_TOKENS, most))
     plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES)
     check(plan)
     return plan
