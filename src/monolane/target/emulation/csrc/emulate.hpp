@@ -186,7 +186,7 @@ MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) {
   return emulate::shuffle("shuffle_xor(uint64_t)", value, emulate::lane_across(mask));
 }
-MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int lane) { return emulate::shuffle("shuffle", value, lane); }
+MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int source) { return emulate::shuffle("shuffle", value, source); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
   const int lane = emulate::lane();
   if (delta < 0) emulate::fail("shuffle_up: delta %d is negative", delta);
