@@ -59,12 +59,13 @@ struct MergeState {
 
 constexpr int kAttended = AttentionOut::kReads;  // the buffer of the attention output
 
-// How a decode pass merges many splits. Every worker merges a share of the elements, kMergeElements at a time (an item). kMergeLanes threads of a
-// warp work on an item: each loads kLaneSplits splits of it, and shuffles combine the threads. So the loads of all splits are issued at once.
+// How a decode pass merges many splits. Every worker merges a share of the elements, kMergeElements at a time (a merge item). kMergeLanes threads
+// of a warp work on a merge item: each loads kLaneSplits splits of it, and shuffles combine the threads. So the loads of all splits are issued
+// at once.
 constexpr int kMergeLanes = lesser(32, power_of_two_from(kMaxSplits)), kLaneSplits = divide_up(kMaxSplits, kMergeLanes);
 constexpr int kMergeElements = kHeadDim % 4 == 0 ? 4 : 1;
 
-// Combines a value over the kMergeLanes threads of an item; all of them get the result.
+// Combines a value over the kMergeLanes threads of a merge item; all of them get the result.
 template <class Combine>
 MONOLANE_DEVICE float over_merge_lanes(float v, Combine combine) {
 #pragma unroll
@@ -72,7 +73,7 @@ MONOLANE_DEVICE float over_merge_lanes(float v, Combine combine) {
   return v;
 }
 
-// Loads the elements of an item of one split; returns whether they have the tag of this step.
+// Loads the elements of a merge item of one split; returns whether they have the tag of this step.
 MONOLANE_DEVICE bool load_partial(int split, int element, uint32_t step, float (&v)[kMergeElements]) {
   const uint32_t* from = partial_output(0, split) + element;
   if constexpr (kMergeElements == 4) {
@@ -87,7 +88,7 @@ MONOLANE_DEVICE bool load_partial(int split, int element, uint32_t step, float (
 }
 
 MONOLANE_DEVICE void merge_decode(int splits, uint32_t step) {
-  constexpr int kAtOnce = 32 / kMergeLanes;  // items of a warp at once
+  constexpr int kAtOnce = 32 / kMergeLanes;  // merge items that a warp works on at once
   constexpr int kItems = kQueryDims / kMergeElements, kEach = divide_up(kItems, kWorkers);
   const int merge_lane = lane_id() % kMergeLanes;
 #pragma unroll 1

@@ -37,7 +37,8 @@ class Prefetcher {
     if (lane_id() == 0) prefetch_lines(monolane_launch.constants + layer * kConstantsPerLayer, kConstantsPerLayer * 4, worker_id(), kWorkers);
   }
 
-  // The splits that this worker attends to in a decode pass. Splits that come through the ring need no prefetch.
+  // The splits that this worker attends to, as a decode pass divides them; prefill passes use the same division here. Splits that come through
+  // the ring need no prefetch.
   MONOLANE_DEVICE static void cache(int layer, int position) {
     const Span span = span_of<false>(position, window_of(layer));
     if (streamed_end(position, span)) return;

@@ -1,9 +1,9 @@
 // The ring: a buffer of slots in shared memory through which a worker streams its tape and, in long contexts, its split of the KV cache.
 // One thread of the producer warp issues bulk copies into the slots and never waits for activations (Producer). The consumer warps take
-// chunks out, each chunk by one warpgroup of 4 warps; the warpgroups alternate (Cursor). Both count on doing the same passes in the same
-// order, so no chunk carries a description.
+// chunks out, each chunk by one warpgroup of 4 warps; the warpgroups alternate (Cursor). Producer and consumers execute the same passes in
+// the same order, so chunks need no description.
 //
-// Each slot has two mbarriers: `full` completes a phase when a copy has landed, `empty` when the 4 warps of a warpgroup have loaded the chunk
+// Each slot has two mbarriers: `full` completes a phase when a chunk has landed, `empty` when the 4 warps of a warpgroup have loaded it
 // into registers. Prefill and decode passes have separate mbarriers, because a prefill pass has fewer slots (its input lies in the others);
 // between the two the ring is empty. A tile is cut along k into chunks that fit a slot, as equal in size as whole fragments for all 4 warps
 // allow.
@@ -161,7 +161,7 @@ class Producer {
     return true;
   }
 
-  // Waits until the next slot is empty and fewer than `limit` copies are in flight.
+  // Waits until the next slot is empty and fewer than `limit` chunks are in flight.
   MONOLANE_DEVICE bool acquire_slot(int limit) {
     while (next_.round && !ptx::mbarrier_try_wait(next_.empty(), (next_.round - 1) & 1))
       if (shared::consumers_done() || shared::failed()) return false;
@@ -176,15 +176,15 @@ class Producer {
     in_flight_++;
   }
 
-  // Whether the oldest copy in flight has landed.
+  // Whether the oldest chunk in flight has landed.
   MONOLANE_DEVICE bool oldest_landed() const {
     RingPosition<kPrefill> oldest = next_;
     oldest.rewind(in_flight_);
     return ptx::mbarrier_try_wait(oldest.full(), oldest.round & 1);
   }
 
-  RingPosition<kPrefill> next_;  // the slot of the next copy
-  int in_flight_ = 0;            // copies before it that have not been seen to land
+  RingPosition<kPrefill> next_;  // the slot of the next chunk
+  int in_flight_ = 0;            // chunks before it that have not been seen to land
 };
 
 // Where a warpgroup is in the ring; each consumer warp has its own copy. Chunks go to the warpgroups alternately, across the bounds of stages.

@@ -14,17 +14,17 @@ namespace monolane {
 constexpr int kPageFragments = kKeyFragments + kValueFragments;
 constexpr int kStepPages = 2 * kPageFragments <= 16 ? 2 : 1;
 constexpr bool kValuesWithKeys = kStepPages * kPageFragments <= 16;  // whether values are loaded together with the keys, or after them
-constexpr int kPrefetchSteps = 1;                        // how many steps the prefetch into L2 is ahead of the loads into registers
-constexpr int kNowhere = INT32_MAX / (2 * kPageTokens);  // stands for no page: it lies behind all positions that a query sees
+constexpr int kPrefetchSteps = 1;                               // steps by which the prefetch into L2 is ahead of the loads into registers
+constexpr int kNowhere = INT32_MAX / (2 * kPageTokens);         // stands for no page: it lies behind all positions that a query sees
 constexpr int kPaddedDim = round_up(kValueFragments * 16, 32);  // floats of a row of an accumulator in the scratch
 
 // --- scratch: the part of shared memory that holds inputs and sums of projections in other stages ---
 //
-//   queries             [kMmaRows][kQueryStride]            bf16
-//   new_key, new_value  [round_up(kHeadDim, 32)] each       bf16, decode pass
-//   new_probabilities, new_row_maxes   [kMmaRows] each      fp32, decode pass
-//   row_maxes, row_sums [kConsumerWarps][kMmaRows] each     fp32
-//   accumulators        [warps][row][kPaddedDim]            fp32, for as many warps at a time as there is room for
+//   queries                            [kMmaRows][kQueryStride]            bf16
+//   new_key, new_value                 [round_up(kHeadDim, 32)] each       bf16, decode pass
+//   new_probabilities, new_row_maxes   [kMmaRows] each                     fp32, decode pass
+//   row_maxes, row_sums                [kConsumerWarps][kMmaRows] each     fp32
+//   accumulators                       [warp][row][kPaddedDim]             fp32, for as many warps at a time as there is room for
 //
 // The keys and values that are new in a prefill pass lie in the ring's memory instead (new_keys, new_values).
 
@@ -59,7 +59,7 @@ MONOLANE_DEVICE float* accumulators() { return shared::at<float>(kXOffset + kAcc
 
 }  // namespace attention
 
-static_assert(kPrefillXOffset + kPageFragments * kFragmentBytes <= kRingBytes, "the new block of a wide pass does not fit");
+static_assert(kPrefillXOffset + kPageFragments * kFragmentBytes <= kRingBytes, "the new page of a prefill pass does not fit");
 
 // --- pages in registers ---
 

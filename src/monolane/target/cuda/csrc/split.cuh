@@ -167,28 +167,28 @@ class SplitAttention {
     static_assert(kValues || kStepPages == 1, "one chunk at a time");
     constexpr int kChunksPerRound = kWarpgroupWarps / kChunkPages;  // after so many chunks the first warp is served again
     const int warp = warp_id() % kWarpgroupWarps, n = warp % kChunkPages;
-    bool mine = false;
+    bool served = false;  // whether the last chunk served this warp
 #pragma unroll
     for (int i = 0; i < kStepPages; i++) {
       pages_[i] = kNowhere;
       kv_.zero_keys(i);
       if (kValues) kv_.zero_values(i);
-      mine = false;
+      served = false;
 #pragma unroll 1
-      for (; chunks_left_ > 0 && !mine; chunks_left_--) {
-        mine = chunk_page_ / (kWarpgroups * kChunkPages) % kChunksPerRound == warp / kChunkPages;
+      for (; chunks_left_ > 0 && !served; chunks_left_--) {
+        served = chunk_page_ / (kWarpgroups * kChunkPages) % kChunksPerRound == warp / kChunkPages;
         const char* chunk = cursor.await();
         uint32_t loaded = 0;
-        if (mine && chunk_page_ + n < streamed_end_) {
+        if (served && chunk_page_ + n < streamed_end_) {
           loaded = kv_.copy_keys(i, chunk, n);
           if (kValues) loaded ^= kv_.copy_values(i, chunk, n);
           pages_[i] = chunk_page_ + n;
         }
-        if (kValues || !mine) cursor.release(loaded);
+        if (kValues || !served) cursor.release(loaded);
         chunk_page_ += kWarpgroups * kChunkPages;
       }
     }
-    return mine;
+    return served;
   }
   MONOLANE_DEVICE void load_values_from_ring(Cursor<false>& cursor, bool unreleased) {
     kv_.zero_values(0);
