@@ -1,53 +1,71 @@
-// The stage of attention: who takes which split, where queries, keys and values come from, where results go. Where there
-// are a few splits, the stage that follows merges them on its way in (prepare_parts); where there are more, or in a wide
-// pass, every block merges some elements here.
+// The attention stage, run by the consumer warps of all workers. It reads the queries and the new keys and values that the qkv stage wrote,
+// applies QK norm and RoPE, attends to the KV cache, appends the new keys and values to the cache, and writes the attention output for the
+// stage that follows, the projection o.
+//
+// An item is one split of one KV head (decode pass) or of one query head (prefill pass); items are divided among the workers. The results of
+// several splits are partial outputs, each with its LSE, which have to be merged:
+//   - one split: its result is the attention output. No merge.
+//   - decode pass, up to kFusedSplits splits: the stage that follows merges them while it loads its input (prepare_splits).
+//   - decode pass with more splits, and prefill pass: after the splits every worker merges a share of the elements (merge_decode,
+//     merge_prefill), in a hand-off within the stage.
 #pragma once
 #include "split.cuh"
 
 namespace monolane {
 
-// An activation for the stage that follows.
+// Publishes one element of an activation buffer for the stage that follows: a tagged word in a decode pass, a plain bf16 in a prefill pass.
+// `element`: index in the buffer. `row`: row of the prefill pass.
 template <bool kPrefill>
-MONOLANE_DEVICE void publish_activation(int buffer, int row, int position, float v, uint32_t step) {
+MONOLANE_DEVICE void publish_activation(int buffer, int element, int row, float v, uint32_t step) {
   if (kPrefill)
-    monolane_launch.prefill_activations[kPrefillOffsets[buffer] + position * kBufferStrides[buffer] + row] = static_cast<uint16_t>(bf16_bits(v));
+    monolane_launch.prefill_activations[kPrefillOffsets[buffer] + row * kBufferStrides[buffer] + element] = static_cast<uint16_t>(bf16_bits(v));
   else
-    ptx::store_relaxed(monolane_launch.activation_words + kWordOffsets[buffer] + row, tagged(v, step));
+    ptx::store_relaxed(monolane_launch.activation_words + kWordOffsets[buffer] + element, tagged(v, step));
 }
 
-MONOLANE_DEVICE uint32_t* partial_output(int position, int split) { return monolane_launch.partial_outputs + (position * kMaxSplits + split) * kQueryDims; }
-// A line of memory each: in one line they would all lie in one slice of L2, and all blocks look at them at once.
+// Partial output of a split: a 32-bit tagged word for each dimension of each query head. `row`: row of the pass.
+MONOLANE_DEVICE uint32_t* partial_output(int row, int split) {
+  return monolane_launch.partial_outputs + (row * kMaxSplits + split) * kQueryDims;
+}
+// LSE of a split and query head: a 64-bit tagged word. Each has a line of memory of its own: in one line they would all lie in one slice of L2,
+// and all workers poll them at once.
 constexpr int kLseStride = kLineBytes / 8;
-MONOLANE_DEVICE uint64_t* split_lse(int position, int split, int head) {
-  return monolane_launch.split_lses + ((position * kMaxSplits + split) * kHeads + head) * kLseStride;
+MONOLANE_DEVICE uint64_t* split_lse(int row, int split, int head) {
+  return monolane_launch.split_lses + ((row * kMaxSplits + split) * kHeads + head) * kLseStride;
 }
 
-// Splits as one: results in order, each with its weight.
+// --- merging splits ---
+
+// Merges the partial outputs of one row, split after split: the sum of factor * partial output, divided by the sum of the factors (row_sum).
+// A factor is exp2(LSE - row max).
 struct MergeState {
   float row_max = -kInfinity, row_sum = 0.0f;
 
-  // Factors of the next kCount splits (mass -infinity: not there); what was merged so far is to be multiplied by the result.
+  // Computes the factors of the next kCount splits. A split that does not exist has an LSE of -infinity and gets the factor 0. Returns the
+  // factor by which the caller rescales what it has merged so far.
   template <int kCount>
   MONOLANE_DEVICE float add(const float (&lse)[kCount], float (&factor)[kCount]) {
-    float above = row_max;
+    float new_max = row_max;
 #pragma unroll
-    for (int i = 0; i < kCount; i++) above = fmaxf(above, lse[i]);
-    const float shrink = ptx::exp2(row_max - above);
-row_max = above;
-row_sum *= shrink;
+    for (int i = 0; i < kCount; i++) new_max = fmaxf(new_max, lse[i]);
+    const float rescale = ptx::exp2(row_max - new_max);
+    row_max = new_max;
+    row_sum *= rescale;
 #pragma unroll
-    for (int i = 0; i < kCount; i++) row_sum += factor[i] = ptx::exp2(lse[i] - above);
-    return shrink;
+    for (int i = 0; i < kCount; i++) row_sum += factor[i] = ptx::exp2(lse[i] - new_max);
+    return rescale;
   }
 };
 
-constexpr int kAttended = AttentionOut::kReads;  // the buffer of results
+constexpr int kAttended = AttentionOut::kReads;  // the buffer of the attention output
 
-// Splits of a narrow pass, by every block some elements: a lane has a few elements of a split, or of two, and lanes are
-// merged two by two, so that all splits are asked for at once.
+// How a decode pass merges many splits. Every worker merges a share of the elements, kMergeElements at a time (a merge item). kMergeLanes threads
+// of a warp work on a merge item: each loads kLaneSplits splits of it, and shuffles combine the threads. So the loads of all splits are issued
+// at once.
 constexpr int kMergeLanes = lesser(32, power_of_two_from(kMaxSplits)), kLaneSplits = divide_up(kMaxSplits, kMergeLanes);
 constexpr int kMergeElements = kHeadDim % 4 == 0 ? 4 : 1;
 
+// Combines a value over the kMergeLanes threads of a merge item; all of them get the result.
 template <class Combine>
 MONOLANE_DEVICE float over_merge_lanes(float v, Combine combine) {
 #pragma unroll
@@ -55,6 +73,7 @@ MONOLANE_DEVICE float over_merge_lanes(float v, Combine combine) {
   return v;
 }
 
+// Loads the elements of a merge item of one split; returns whether they have the tag of this step.
 MONOLANE_DEVICE bool load_partial(int split, int element, uint32_t step, float (&v)[kMergeElements]) {
   const uint32_t* from = partial_output(0, split) + element;
   if constexpr (kMergeElements == 4) {
@@ -69,53 +88,56 @@ MONOLANE_DEVICE bool load_partial(int split, int element, uint32_t step, float (
 }
 
 MONOLANE_DEVICE void merge_decode(int splits, uint32_t step) {
-  constexpr int kAtOnce = 32 / kMergeLanes, kItems = kQueryDims / kMergeElements, kEach = divide_up(kItems, kWorkers);
-  const int lane = lane_id() % kMergeLanes;
+  constexpr int kAtOnce = 32 / kMergeLanes;  // merge items that a warp works on at once
+  constexpr int kItems = kQueryDims / kMergeElements, kEach = divide_up(kItems, kWorkers);
+  const int merge_lane = lane_id() % kMergeLanes;
 #pragma unroll 1
   for (int base = warp_id() * kAtOnce; base < kEach; base += kConsumerWarps * kAtOnce) {
     const int i = base + lane_id() / kMergeLanes, item = worker_id() * kEach + i;
     const int element = min(item, kItems - 1) * kMergeElements;
-    float part[kLaneSplits][kMergeElements] = {}, lse[kLaneSplits];
+    float partial[kLaneSplits][kMergeElements] = {}, lse[kLaneSplits];
     for (;;) {
       bool ready = true;
 #pragma unroll
       for (int j = 0; j < kLaneSplits; j++) {
-        const int split = lane + j * kMergeLanes;
+        const int split = merge_lane + j * kMergeLanes;
         lse[j] = -kInfinity;
         if (split >= splits) continue;
         const uint64_t word = ptx::load_relaxed(split_lse(0, split, element / kHeadDim));
-        ready &= load_partial(split, element, step, part[j]) && static_cast<uint32_t>(word) == step;
+        ready &= load_partial(split, element, step, partial[j]) && static_cast<uint32_t>(word) == step;
         lse[j] = ptx::float_of(static_cast<uint32_t>(word >> 32));
       }
       if (all_ready(ready)) break;
     }
-    float top = lse[0], weight = 0.0f, total[kMergeElements] = {};
+    float row_max = lse[0], row_sum = 0.0f, total[kMergeElements] = {};
 #pragma unroll
-    for (int j = 1; j < kLaneSplits; j++) top = fmaxf(top, lse[j]);
-    top = over_merge_lanes(top, [](float a, float b) { return fmaxf(a, b); });
+    for (int j = 1; j < kLaneSplits; j++) row_max = fmaxf(row_max, lse[j]);
+    row_max = over_merge_lanes(row_max, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
     for (int j = 0; j < kLaneSplits; j++) {
-      const float factor = ptx::exp2(lse[j] - top);
-      weight += factor;
+      const float factor = ptx::exp2(lse[j] - row_max);
+      row_sum += factor;
 #pragma unroll
-      for (int e = 0; e < kMergeElements; e++) total[e] += factor * part[j][e];
+      for (int e = 0; e < kMergeElements; e++) total[e] += factor * partial[j][e];
     }
     const auto add = [](float a, float b) { return a + b; };
-    const float scale = ptx::divide(1.0f, over_merge_lanes(weight, add));
+    const float scale = ptx::divide(1.0f, over_merge_lanes(row_sum, add));
 #pragma unroll
     for (int e = 0; e < kMergeElements; e++) total[e] = over_merge_lanes(total[e], add) * scale;
-    if (lane || i >= kEach || item >= kItems) continue;
+    if (merge_lane || i >= kEach || item >= kItems) continue;
     uint32_t* to = monolane_launch.activation_words + kWordOffsets[kAttended] + element;
     if constexpr (kMergeElements == 4)
-      ptx::store_relaxed(reinterpret_cast<Word4*>(to), Word4{tagged(total[0], step), tagged(total[1], step), tagged(total[2], step), tagged(total[3], step)});
+      ptx::store_relaxed(reinterpret_cast<Word4*>(to),
+                         Word4{tagged(total[0], step), tagged(total[1], step), tagged(total[2], step), tagged(total[3], step)});
     else
       ptx::store_relaxed(to, tagged(total[0], step));
   }
 }
 
-// One element of splits [first, …) of a row of a wide pass, and their masses, as soon as they are there.
+// Polls one element and the LSE of splits [first, first + kCount) of a row of a prefill pass. Splits that do not exist get the element 0 and
+// the LSE -infinity.
 template <int kCount>
-MONOLANE_DEVICE void await_partials(int position, int first, int splits, int element, uint32_t step, float (&value)[kCount], float (&lse)[kCount]) {
+MONOLANE_DEVICE void await_partials(int row, int first, int splits, int element, uint32_t step, float (&value)[kCount], float (&lse)[kCount]) {
   uint32_t words[kCount];
   uint64_t split_lses[kCount];
   for (;;) {
@@ -123,8 +145,8 @@ MONOLANE_DEVICE void await_partials(int position, int first, int splits, int ele
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
       if (first + i >= splits) continue;
-      words[i] = ptx::load_relaxed(partial_output(position, first + i) + element);
-      split_lses[i] = ptx::load_relaxed(split_lse(position, first + i, element / kHeadDim));
+      words[i] = ptx::load_relaxed(partial_output(row, first + i) + element);
+      split_lses[i] = ptx::load_relaxed(split_lse(row, first + i, element / kHeadDim));
     }
 #pragma unroll
     for (int i = 0; i < kCount; i++)
@@ -138,38 +160,41 @@ MONOLANE_DEVICE void await_partials(int position, int first, int splits, int ele
   }
 }
 
-// Splits of a wide pass: an element by a thread, sixteen times as many.
+// Merges the splits of a prefill pass. It has up to 16 times as many elements as a decode pass, so each thread merges whole elements.
 MONOLANE_DEVICE void merge_prefill(int rows, int splits, uint32_t step) {
-  constexpr int kBurst = 8;  // splits that are asked for together
+  constexpr int kBurst = 8;  // splits whose loads are issued together
   const int each = divide_up(rows * kQueryDims, kWorkers), first = worker_id() * each, end = min(first + each, rows * kQueryDims);
   for (int i = first + thread_id(); i < end; i += kConsumers) {
-    const int position = i / kQueryDims, element = i % kQueryDims;
+    const int row = i / kQueryDims, element = i % kQueryDims;
     MergeState merged;
     float total = 0.0f;
     for (int split = 0; split < splits; split += kBurst) {
       float value[kBurst], lse[kBurst], factor[kBurst];
-      await_partials(position, split, splits, element, step, value, lse);
+      await_partials(row, split, splits, element, step, value, lse);
       total *= merged.add(lse, factor);
 #pragma unroll
       for (int j = 0; j < kBurst; j++) total += factor[j] * value[j];
     }
-    publish_activation<true>(kAttended, element, position, ptx::divide(total, merged.row_sum), step);
+    publish_activation<true>(kAttended, element, row, ptx::divide(total, merged.row_sum), step);
   }
 }
 
-// Four dimensions of a head, from d on, a result of attention: where it is the only split, for the stage that follows.
+// --- publishing ---
+
+// Publishes dimensions d to d + 3 of a query head: as a partial output, or, where there is one split, as the attention output.
 template <bool kPrefill>
-MONOLANE_DEVICE void publish_partial(int position, int split, int splits, int head, int d, const float (&v)[4], uint32_t step) {
+MONOLANE_DEVICE void publish_partial(int row, int split, int splits, int head, int d, const float (&v)[4], uint32_t step) {
   const int element = head * kHeadDim + d;
   if (kPrefill && splits == 1) {
 #pragma unroll
     for (int j = 0; j < 4; j++)
-      if (d + j < kHeadDim) publish_activation<true>(kAttended, element + j, position, v[j], step);
+      if (d + j < kHeadDim) publish_activation<true>(kAttended, element + j, row, v[j], step);
     return;
   }
-  uint32_t* to = splits == 1 ? monolane_launch.activation_words + kWordOffsets[kAttended] + element : partial_output(position, split) + element;
+  uint32_t* to = splits == 1 ? monolane_launch.activation_words + kWordOffsets[kAttended] + element : partial_output(row, split) + element;
   if constexpr (kHeadDim % 4 == 0) {
-    if (d < kHeadDim) ptx::store_relaxed(reinterpret_cast<Word4*>(to), Word4{tagged(v[0], step), tagged(v[1], step), tagged(v[2], step), tagged(v[3], step)});
+    if (d < kHeadDim)
+      ptx::store_relaxed(reinterpret_cast<Word4*>(to), Word4{tagged(v[0], step), tagged(v[1], step), tagged(v[2], step), tagged(v[3], step)});
   } else {
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -177,15 +202,16 @@ MONOLANE_DEVICE void publish_partial(int position, int split, int splits, int he
   }
 }
 
+// Offsets of the QK norm's weights among the constants.
 MONOLANE_DEVICE int query_norm(int layer) { return kQueryNorm + layer * kConstantsPerLayer; }
 MONOLANE_DEVICE int key_norm(int layer) { return kKeyNorm + layer * kConstantsPerLayer; }
 
-// --- narrow: one position ---
+// --- decode pass: one row ---
 
 template <bool kRing>
 using DecodeSplit = SplitAttention<kRing ? Source::kRing : Source::kDecode, lesser(kQueriesPerKv, kMmaRows)>;
 
-// Vector v of the item: its queries, then the new key and value. This lane's pairs, as soon as they are there.
+// Polls this thread's pairs (see rope.cuh) of the vector at offset `at` of the words that the qkv stage published.
 MONOLANE_DEVICE void await_pairs(int at, uint32_t step, float (&low)[kPairs], float (&high)[kPairs]) {
   const uint64_t* from = monolane_launch.qkv_words + at + lane_id();
   uint64_t words[2 * kPairs];
@@ -207,8 +233,10 @@ MONOLANE_DEVICE void await_pairs(int at, uint32_t step, float (&low)[kPairs], fl
   }
 }
 
-// Queries of `rows` heads, and the new key and value, turned, as bf16 rows in the scratch: a warp per vector.
-MONOLANE_DEVICE void receive_qkv(int head, int first_row, int rows, bool newest, const RopeCoefficients& query_rope, const RopeCoefficients& key_rope, uint32_t step) {
+// Receives the vectors of an item, one warp per vector, and stores them in the scratch as bf16: queries first_row to first_row + rows - 1 of
+// the KV head and, if `newest`, the new key and value. QK norm and RoPE are applied to queries and key.
+MONOLANE_DEVICE void receive_qkv(int head, int first_row, int rows, bool newest, const RopeCoefficients& query_rope,
+                                 const RopeCoefficients& key_rope, uint32_t step) {
   for (int v = warp_id(); v < rows + (newest ? 2 : 0); v += kConsumerWarps) {
     const int at = v < rows ? (head * kQueriesPerKv + first_row + v) * kHeadDim : kQueryDims + (v - rows) * kKvDims + head * kHeadDim;
     uint16_t* to = v < rows ? attention::queries() + v * kQueryStride : v == rows ? attention::new_key() : attention::new_value();
@@ -222,19 +250,20 @@ MONOLANE_DEVICE void receive_qkv(int head, int first_row, int rows, bool newest,
   }
 }
 
-// The new key and value, from the scratch to the cache: of the next pass, so nobody waits for it.
+// Copies the new key and value from the scratch to the KV cache. Only later passes read them there, so no warp waits for it.
 MONOLANE_DEVICE void append_new_kv(int layer, int head, int position) {
   const int r = position % kPageTokens, page = position / kPageTokens;
   uint16_t* keys = key_page(layer, head, page);
   uint16_t* values = value_page(layer, head, page);
-  // With the zeros behind a key: what lies there is multiplied with zeros of a query, and may be no number otherwise.
+  // The zeros of the key's padding are copied, too: the MMA multiplies the padding with zeros of the query, and a NaN there would spoil the sum.
   for (int d = thread_id(); d < kDimFragments * kKBlock; d += kConsumers) {
     keys[key_element(r, d)] = attention::new_key()[d];
     if (d < kHeadDim) values[value_element(r, d)] = attention::new_value()[d];
   }
 }
 
-// This block's splits. `received()` is called when the queries are there.
+// Attends to this worker's items. Where a KV head has more than kMmaRows query heads, it goes through the split again for the next of them.
+// `received()` is called when the queries have arrived.
 template <bool kRing, class Received>
 MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, uint32_t step, Cursor<false>& cursor, Received received) {
   for (int item = worker_id(); item < kKvHeads * span.splits; item += kWorkers) {
@@ -242,23 +271,27 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
     const bool newest = split == span.splits - 1;
     for (int first_row = 0; first_row < kQueriesPerKv; first_row += kMmaRows) {
       const int rows = min(kMmaRows, kQueriesPerKv - first_row);
-      DecodeSplit<kRing> part(layer, head, position, 1, span, split, streamed_end(position, span));
+      DecodeSplit<kRing> split_attention(layer, head, position, 1, span, split, streamed_end(position, span));
       if constexpr (kRing)
-        part.load_first(cursor);
+        split_attention.load_first(cursor);
       else
-        part.load_first();
-      const RopeCoefficients query_rope = rope_coefficients(position, query_norm(layer)), key_rope = kQkNorm ? rope_coefficients(position, key_norm(layer)) : query_rope;
-      part.mask_new_values();
-      sync_consumers();  // the sums of the stage before have been read, or the scratch
+        split_attention.load_first();
+      const RopeCoefficients query_rope = rope_coefficients(position, query_norm(layer));
+      const RopeCoefficients key_rope = kQkNorm ? rope_coefficients(position, key_norm(layer)) : query_rope;
+      split_attention.mask_new_values();
+      sync_consumers();  // all warps have read the sums of the stage before, or the scratch of the item before: the memory is free
       receive_qkv(head, first_row, rows, newest, query_rope, key_rope, step - 1);
       sync_consumers();
       received();
       if constexpr (kRing)
-        part.attend(rows, cursor);
+        split_attention.attend(rows, cursor);
       else
-        part.attend(rows);
-      part.merge_warps(
-          rows, newest, [&](int row, int d, const float (&v)[4]) { publish_partial<false>(0, split, span.splits, head * kQueriesPerKv + first_row + row, d, v, step); },
+        split_attention.attend(rows);
+      split_attention.merge_warps(
+          rows, newest,
+          [&](int row, int d, const float (&v)[4]) {
+            publish_partial<false>(0, split, span.splits, head * kQueriesPerKv + first_row + row, d, v, step);
+          },
           [&](int row, float lse) {
             if (span.splits > 1) ptx::store_relaxed(split_lse(0, split, head * kQueriesPerKv + first_row + row), tagged_float(lse, step));
           });
@@ -275,17 +308,18 @@ MONOLANE_DEVICE void attend_decode(int layer, int position, uint32_t step, Curso
   else
     attend_splits<false>(layer, position, span, step, cursor, received);
   if (span.splits > kFusedSplits) merge_decode(span.splits, step);
-  sync_consumers();  // the scratch is free for others
+  sync_consumers();  // all warps have read the scratch: the next stage may use the memory
 }
 
-// --- wide: up to sixteen positions of one block of the cache ---
+// --- prefill pass: up to kPassRows = 16 rows, all in one page of the cache ---
 
-// The new key and value of one position and key/value head, by a warp: `key(element, bf16)`, `value(element, bf16)`.
+// Applies QK norm and RoPE to the new key of one row and KV head, by one warp, and calls `key(element, bf16)` and `value(element, bf16)` for all
+// elements of key and value, with their indices in the page.
 template <class Key, class Value>
 MONOLANE_DEVICE void rope_kv(int layer, int head, int row, int position, Key key, Value value) {
   const int r = position % kPageTokens;
   const float* from = monolane_launch.prefill_qkv + row * (kQueryDims + 2 * kKvDims) + kQueryDims + head * kHeadDim;
-  float low[2][kPairs], high[2][kPairs];  // of the key, of the value
+  float low[2][kPairs], high[2][kPairs];  // [0] of the key, [1] of the value
   load_pairs(from, low[0], high[0]);
   load_pairs(from + kKvDims, low[1], high[1]);
   apply_rope(rope_coefficients(position, key_norm(layer)), low[0], high[0]);
@@ -293,22 +327,27 @@ MONOLANE_DEVICE void rope_kv(int layer, int head, int row, int position, Key key
   store_pairs<kHeadDim>(low[1], high[1], [&](int d, uint16_t x) { value(value_element(r, d), x); });
 }
 
-// Keys and values of all positions, for the passes to come. The last blocks of threads begin: they have the least to attend to.
+// Appends the keys and values of all rows to the KV cache, for later passes; one warp per row and KV head. The last workers get the first of
+// them, because they have the fewest items of attention.
 MONOLANE_DEVICE void append_kv(int layer, int start, int rows) {
   for (int i = (kWorkers - 1 - worker_id()) * kConsumerWarps + warp_id(); i < rows * kKvHeads; i += kWorkers * kConsumerWarps) {
     const int head = i % kKvHeads, row = i / kKvHeads, page = (start + row) / kPageTokens;
     uint16_t *keys = key_page(layer, head, page), *values = value_page(layer, head, page);
-    rope_kv(layer, head, row, start + row, [&](int at, uint16_t x) { keys[at] = x; }, [&](int at, uint16_t x) { values[at] = x; });
+    rope_kv(
+        layer, head, row, start + row, [&](int at, uint16_t x) { keys[at] = x; }, [&](int at, uint16_t x) { values[at] = x; });
   }
 }
 
-// The same for this block's own use: later positions look at earlier ones.
+// The same for this worker's own use, into shared memory: later rows of the pass attend to earlier ones.
 MONOLANE_DEVICE void rope_new_kv(int layer, int head, int start, int rows) {
   for (int row = warp_id(); row < rows; row += kConsumerWarps)
-    rope_kv(layer, head, row, start + row, [&](int at, uint16_t x) { attention::new_keys()[at] = x; }, [&](int at, uint16_t x) { attention::new_values()[at] = x; });
+    rope_kv(
+        layer, head, row, start + row, [&](int at, uint16_t x) { attention::new_keys()[at] = x; },
+        [&](int at, uint16_t x) { attention::new_values()[at] = x; });
 }
 
-// The queries of one head, as bf16 rows in the scratch. A warp has two of them, and asks for both before it waits.
+// Applies QK norm and RoPE to the queries of one query head and stores them in the scratch as bf16. A warp has two rows, and issues the loads
+// of both before it waits for either.
 MONOLANE_DEVICE void rope_queries(int layer, int head, int start, int rows) {
   constexpr int kEach = kPassRows / kConsumerWarps;
   float low[kEach][kPairs], high[kEach][kPairs];
@@ -333,26 +372,28 @@ MONOLANE_DEVICE void attend_prefill(int layer, int start, int rows, uint32_t ste
   const Span span = span_of<true>(start, window_of(layer));
   for (int item = worker_id(); item < kHeads * span.splits; item += kWorkers) {
     const int head = item % kHeads, split = item / kHeads;
-    SplitAttention<Source::kPrefill, kMmaRows> part(layer, head / kQueriesPerKv, start, rows, span, split, 0);
-    part.load_first();
+    SplitAttention<Source::kPrefill, kMmaRows> split_attention(layer, head / kQueriesPerKv, start, rows, span, split, 0);
+    split_attention.load_first();
     if (split == span.splits - 1) rope_new_kv(layer, head / kQueriesPerKv, start, rows);
     rope_queries(layer, head, start, rows);
     sync_consumers();
-    part.attend(rows);
-    part.merge_warps(
+    split_attention.attend(rows);
+    split_attention.merge_warps(
         rows, false, [&](int row, int d, const float (&v)[4]) { publish_partial<true>(row, split, span.splits, head, d, v, step); },
         [&](int row, float lse) {
           if (span.splits > 1) ptx::store_relaxed(split_lse(row, split, head), tagged_float(lse, step));
         });
-    sync_consumers();  // the scratch is free for others
+    sync_consumers();  // all warps have read the scratch: the next item may overwrite it
   }
-  if (start % kPageTokens) grid_barrier();  // somebody may be looking at what the block had before
+  if (start % kPageTokens) grid_barrier();  // other workers may still be reading the older tokens of the page that append_kv writes to
   append_kv(layer, start, rows);
   if (span.splits > 1) merge_prefill(rows, span.splits, step);
 }
 
-// --- the stage that follows, where there are a few splits ---
+// --- the stage that follows attention, in a decode pass with few splits ---
 
+// Polls the partial outputs of 2 to kFusedSplits splits, merges them and prepares the result as the input of AttentionOut in shared memory.
+// Returns this thread's part of the sum of squares, as all prepare functions do. `step`: the step of the attention stage.
 MONOLANE_DEVICE float prepare_splits(int splits, uint32_t step) {
   static_assert(kFusedSplits == 1 || kHeadDim % 4 == 0, "four elements of an input are of one head");
   constexpr int kBurst = kBurstOf<AttentionOut, kConsumers, 2>, kStride = kConsumers * 4;

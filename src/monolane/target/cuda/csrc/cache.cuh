@@ -1,17 +1,32 @@
-// The cache of keys and values, kept as the tensor core wants them, in blocks of sixteen positions of one key/value head.
-// Keys: units of 8 positions by 32 dimensions, laid out as weights are. Values: units of 16 positions by 16 dimensions;
-// lane 4g+t holds positions 2t, 2t+1, 2t+8, 2t+9 of dimension g, then of dimension g+8: what attention's weights, as they
-// come out of one product, meet in the next. A unit is one 16-byte load per lane.
+// The KV cache: the layout of its pages in global memory, and how the pages that a position sees are divided into splits. The consumer
+// warps, the producer warp and the prefetch warp all use this file, so that they agree on the division.
+//
+// A page has kPageTokens = 16 tokens of one KV head, as bf16 fragments of 512 bytes. A warp loads a fragment at once, 16 bytes per thread,
+// and the registers are an operand of the MMA without any rearrangement. Keys and values lie in two arrays:
+//
+//   keys:   [layer][KV head][page] of [token / 8][dim / 32] fragments
+//   values: [layer][KV head][page] of [dim / 16] fragments
+//
+// A key fragment has 8 tokens of 32 dimensions, row by row, as a fragment of weights does. Dimensions are padded with
+// zeros to a multiple of 32: the MMA multiplies the padding with zeros of the query, and a NaN there would spoil the sum.
+// A value fragment has 16 tokens of 16 dimensions, in the order in which the second MMA of attention needs them: it multiplies values with
+// probabilities as they come out of the first MMA. The 16 bytes of thread 4g+t are four words x, y, z, w of two bf16 each:
+//
+//                     x              y              z               w
+//   key fragment:     dims 8t, 8t+1  dims 8t+2, +3  dims 8t+4, +5   dims 8t+6, +7     of token g
+//   value fragment:   tokens 2t, +1  tokens 2t+8, +9                                  of dimension g
+//                                                   tokens 2t, +1   tokens 2t+8, +9   of dimension g+8
 #pragma once
 #include "launch.cuh"
 
 namespace monolane {
 
 constexpr int kFragmentElements = kFragmentBytes / 2;
-constexpr int kDimFragments = divide_up(kHeadDim, kKBlock);  // units of the keys of 8 positions
-constexpr int kKeyFragments = 2 * kDimFragments, kValueFragments = divide_up(kHeadDim, 16);
+constexpr int kDimFragments = divide_up(kHeadDim, kKBlock);  // key fragments of 8 tokens
+constexpr int kKeyFragments = 2 * kDimFragments, kValueFragments = divide_up(kHeadDim, 16);  // of a page
 static_assert(kHeadDim <= 256 && kHeadDim % 2 == 0, "a head has at most 256 dimensions, in pairs");
 
+// Index of a page in either array. `page` is the page of the sequence: position / kPageTokens.
 MONOLANE_DEVICE int64_t cache_page(int layer, int head, int page) {
   return (static_cast<int64_t>(layer) * kKvHeads + head) * divide_up(monolane_launch.context, kPageTokens) + page;
 }
@@ -22,75 +37,92 @@ MONOLANE_DEVICE uint16_t* value_page(int layer, int head, int page) {
   return monolane_launch.values + cache_page(layer, head, page) * (kValueFragments * kFragmentElements);
 }
 
-// Where dimension d of position r (0 to 15) lies in a block.
+// Index of the element of dimension d of token r (0 to 15) in a page.
 MONOLANE_DEVICE int key_element(int r, int d) {
-  const int unit = r / 8 * kDimFragments + d / kKBlock, lane = r % 8 * 4 + d % kKBlock / 8;
-  return unit * kFragmentElements + lane * 8 + d % 8;
+  const int fragment = r / 8 * kDimFragments + d / kKBlock, lane_index = r % 8 * 4 + d % kKBlock / 8;
+  return fragment * kFragmentElements + lane_index * 8 + d % 8;
 }
 MONOLANE_DEVICE int value_element(int r, int d) {
-  const int lane = d % 8 * 4 + r % 8 / 2;
-  return d / 16 * kFragmentElements + lane * 8 + d % 16 / 8 * 4 + r / 8 * 2 + r % 2;
+  const int lane_index = d % 8 * 4 + r % 8 / 2;
+  return d / 16 * kFragmentElements + lane_index * 8 + d % 16 / 8 * 4 + r / 8 * 2 + r % 2;
 }
 
-// Into L2, this thread's lines of so many bytes.
+// Prefetches lines first, first + stride, … of `bytes` bytes into L2.
 MONOLANE_DEVICE void prefetch_lines(const void* from, int bytes, int first, int stride) {
   for (int line = first; line * kLineBytes < bytes; line += stride) ptx::prefetch(static_cast<const char*>(from) + line * kLineBytes);
 }
 
+// The attention window of a layer in tokens; 0 for full attention.
 MONOLANE_DEVICE int window_of(int layer) { return kAnyWindow ? kWindows[layer] : 0; }
 
+// The first position that `position` sees.
 MONOLANE_DEVICE int first_seen(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
 
-// --- how it is divided ---
+// --- division into splits ---
 
-// Where there are many splits, decoding streams the cache as it streams weights: between the chunks of qkv and those of o, in
-// chunks of whole blocks, the keys of all of them and then their values. Where more query heads share a key/value head than
-// a product has rows, blocks are needed twice, and read where they lie.
+// With many splits a decode pass streams the KV cache through the ring, as it streams weights, between the chunks of qkv and those of o.
+// A chunk has up to kChunkPages whole pages: the keys of all of them, then, at a fixed offset in the slot, their values. Where a KV head has
+// more query heads than an MMA has rows, every page is needed more than once, so pages are read from global memory instead.
 constexpr int kPageBytes = (kKeyFragments + kValueFragments) * kFragmentBytes;
-constexpr int kMmaRows = 16;
+constexpr int kMmaRows = 16;  // rows of the A operand and of the result
 constexpr bool kStreamsCache = kQueriesPerKv <= kMmaRows && kPageBytes <= kSlotBytes;
 constexpr int kChunkPages = kStreamsCache ? lesser(kWarpgroupWarps, kSlotBytes / kPageBytes) : 1;
 
-// The blocks that a position sees, and how they are divided among blocks of threads: into few splits as long as the stage that
-// follows can merge them on its way in, and then among as many as there are. Of a wide pass, into no shorter ones. Splits are
-// whole units: of few, one each, so that the last is short, because what it sees of the newest position comes late; of many, as many as
-// can be, and units are chunks of the ring.
+// The pages that a position sees, and their division into splits, which are divided among the workers. A split has whole units of pages.
+//
+// - Decode pass, up to kFusedSplits * kSplitPages pages ("few splits"): a unit has kSplitPages pages and a split has one unit. The stage
+//   after attention merges these splits while it loads its input. The last split is the short one, because the newest token, which only
+//   this split sees, comes late.
+// - Decode pass, more pages ("many splits"): a unit is one chunk of the ring. There are up to kMaxSplits splits, or half or a quarter of that
+//   (see below), and their lengths differ by at most one unit.
+// - Prefill pass: a unit has kSplitPages pages, so splits are not shorter than those of a decode pass with few splits. There are at most
+//   kMaxSplits.
+//
+//   pages:     first                                                first + pages
+//              |-- unit --|-- unit --|-- unit --|-- unit --|-- unit --|           here splits = 3, length = 1, shorter = 1
+//   splits:    |    0     |          1          |          2          |
 struct Span {
-  int first, pages;    // of the cache
-  int splits, unit;     // blocks of a unit
-  int length, shorter;  // units of a split, and how many have no more than that; the others, the last, have one more
+  int first, pages;     // first page of the sequence that is seen, and how many
+  int splits, unit;     // number of splits, and pages of a unit
+  int length, shorter;  // the first `shorter` splits have `length` units each; the others have one unit more
 };
-// Merging many splits takes longer than reading a few more blocks: there are half as many, or a quarter, while none has more than kSplitBytes.
+// Merging many splits takes longer than reading a few more pages. So there are a quarter or half of kMaxSplits splits, but more than
+// kFusedSplits, as long as no split has more than kSplitBytes of keys and values.
 constexpr int kSplitUnits = kSplitBytes / (kChunkPages * kPageBytes);
 constexpr int kHalfSplits = kMaxSplits / 2 > kFusedSplits ? kMaxSplits / 2 : kMaxSplits;
 constexpr int kQuarterSplits = kMaxSplits / 4 > kFusedSplits ? kMaxSplits / 4 : kHalfSplits;
-// So many positions have few splits, whatever the window.
+// The first kFusedTokens positions have few splits in a decode pass, whatever the window.
 constexpr int kFusedTokens = kFusedSplits * kSplitPages * kPageTokens;
 template <bool kPrefill>
 MONOLANE_DEVICE Span span_of(int position, int window) {
   const int last = position / kPageTokens;
-  // A wide pass has positions of the whole block, so it depends on that alone; every split must have something to see.
+  // The rows of a prefill pass lie in one page, and the division depends on that page alone, not on the rows. Every row must see at least
+  // one position in every split.
   const int first = kPrefill ? max(last - divide_up(window, kPageTokens), 0) : first_seen(position, window) / kPageTokens;
   const int seen = window ? last + 1 - first : last + 1;
-  // Divided by constants alone: others wait for what is done here.
+  // All divisions below are by constants, because a division takes long and consumer and producer warps wait for its result.
   if (!kPrefill && seen <= kFusedSplits * kSplitPages) {
     const int splits = divide_up(seen, kSplitPages);
     return {last + 1 - seen, seen, splits, kSplitPages, 1, splits};
   }
   const int units = kPrefill ? divide_up(seen, kSplitPages) : divide_up(seen, kChunkPages);
   const bool quarter = !kPrefill && units <= kQuarterSplits * kSplitUnits, half = !kPrefill && units <= kHalfSplits * kSplitUnits;
-  const int most = quarter ? kQuarterSplits : half ? kHalfSplits : kMaxSplits;
-  const int each = quarter ? units / kQuarterSplits : half ? units / kHalfSplits : units / kMaxSplits;
-  const int splits = min(units, most), length = max(each, 1);
+  const int max_splits = quarter ? kQuarterSplits : half ? kHalfSplits : kMaxSplits;
+  const int split_units = quarter ? units / kQuarterSplits : half ? units / kHalfSplits : units / kMaxSplits;
+  const int splits = min(units, max_splits), length = max(split_units, 1);
   return {last + 1 - seen, seen, splits, kPrefill ? kSplitPages : kChunkPages, length, splits * (length + 1) - units};
 }
-MONOLANE_DEVICE int split_start(const Span& span, int split) { return span.first + (split * span.length + max(split - span.shorter, 0)) * span.unit; }
+// The pages [split_start, split_end) of a split.
+MONOLANE_DEVICE int split_start(const Span& span, int split) {
+  return span.first + (split * span.length + max(split - span.shorter, 0)) * span.unit;
+}
 MONOLANE_DEVICE int split_end(const Span& span, int split) { return min(span.first + span.pages, split_start(span, split + 1)); }
 
-// --- through the ring ---
+// --- streaming through the ring ---
 
-// Blocks before this one come through the ring: those that all blocks of threads have written when the pass before this
-// position's has begun here, because then the one before that has ended everywhere.
+// The pages before this one come through the ring in the decode pass of `position`; 0 where the cache is not streamed. They are the pages
+// that lie before the page of position - 1. When the pass of position - 1 has begun on one worker, the pass of position - 2 has ended on
+// all workers, so every token up to position - 2 has been written.
 MONOLANE_DEVICE int streamed_end(int position, const Span& span) {
   return kStreamsCache && span.splits > kFusedSplits ? max(position - 1, 0) / kPageTokens : 0;
 }

@@ -1,9 +1,14 @@
-// How results reach every block. A narrow pass publishes words that carry their own tag, the number of the step, so that
-// no fence and no counter is needed: who needs a word looks at it until its tag is right. A wide pass has sixteen times the
-// data and one barrier per stage instead.
+// Hand-offs: how the results of a stage reach the consumer warps of all workers, through global memory.
+// A decode pass publishes tagged words, which have a value and the step number (the tag) in one word. A consumer polls a word until its
+// tag is the step it waits for, so no fence and no counter is needed. A prefill pass has up to 16 times the data, writes plain values, and
+// ends each stage with one grid barrier instead.
 //
-// Memory for such words is cleared before a launch, and 0 is nobody's tag. Tags have kTagBits bits, and before they run out (see
-// renew_tags) all words are cleared again: no word ever has the tag of another step, however long a request is.
+//   32-bit tagged word:  | bf16 value (16 bits) | tag (16 bits) |      activations, partial outputs of attention
+//   64-bit tagged word:  | fp32 value (32 bits) | tag (32 bits) |      queries, keys, values, LSEs of splits, results of sampling
+//
+// The memory of tagged words is zeroed before a launch, and no step has the number 0. Tags have kTagBits bits. Before step numbers exceed
+// them, all words are zeroed again and step numbers start over (Consumer::renew_tags), so a word never has the tag of a different step,
+// however long a request is.
 #pragma once
 #include "launch.cuh"
 
@@ -18,31 +23,32 @@ MONOLANE_DEVICE float value_of(uint32_t word) { return ptx::float_of(word & 0xff
 
 MONOLANE_DEVICE uint64_t tagged_float(float v, uint32_t step) { return static_cast<uint64_t>(ptx::bits_of(v)) << 32 | step; }
 
-// Whether a look has shown all lanes of a warp what they need, or none will: for looks with shuffles behind them. Lanes that leave
-// a loop one by one take shuffles one by one, too, which took as long as the look itself. Where none follow, a lane that has its
-// words need not look again.
+// Whether all threads of the warp have the words that they poll for, or the launch has failed and they never will. For polling loops that
+// shuffles follow: threads that leave such a loop one by one stay diverged and execute the shuffles one by one, which took as long as the
+// polling itself. Where no shuffles follow, a thread that has its words leaves the loop on its own.
 MONOLANE_DEVICE bool all_ready(bool ready) { return !ptx::any(!ready && !shared::failed()); }
 
-// The upper 32 bits of a word whose lower 32 are the step.
+// Polls a 64-bit tagged word and returns the bits of its value.
 MONOLANE_DEVICE uint32_t await_word64(const uint64_t* p, uint32_t step) {
   for (;;) {
-    const uint64_t v = ptx::load_relaxed(p);
-    if (static_cast<uint32_t>(v) == step || shared::failed()) return static_cast<uint32_t>(v >> 32);
+    const uint64_t word = ptx::load_relaxed(p);
+    if (static_cast<uint32_t>(word) == step || shared::failed()) return static_cast<uint32_t>(word >> 32);
   }
 }
 
-// A number that another block has written before a barrier: past L1.
+// A float that another worker wrote before a grid barrier. The load bypasses L1, which is not coherent with writes of other workers.
 MONOLANE_DEVICE float load_float(const float* p) { return ptx::float_of(ptx::load_relaxed(reinterpret_cast<const uint32_t*>(p))); }
 
-// All blocks have written what they had to write. Called by all consumers.
+// Waits until all workers have arrived; all consumer warps of a worker call it. Writes before the barrier are visible after it.
+// The counter only grows: barrier number n is complete at n * kWorkers arrivals, and the signed difference allows it to wrap around.
 MONOLANE_DEVICE void grid_barrier() {
   note_wait(kWaitBarrier);
   sync_consumers();
   if (thread_id() == 0) {
-    const uint32_t all = ++shared::flags()->barriers * kWorkers;
+    const uint32_t complete = ++shared::flags()->barriers * kWorkers;
     uint32_t* counter = monolane_launch.grid_arrivals;
     ptx::add_release(counter, 1);
-    while (static_cast<int32_t>(ptx::load_acquire(counter) - all) < 0)
+    while (static_cast<int32_t>(ptx::load_acquire(counter) - complete) < 0)
       if (shared::failed()) break;
   }
   sync_consumers();

@@ -1,27 +1,28 @@
-// What a layer needs besides its tape and its inputs (norms, biases, rotations, the cache) comes from far away: a miss of
-// L2 behind a queue of bulk copies takes 2 to 3 µs, longer than a hand-off. A warp that has nothing else to do follows the
-// consumers and asks it into L2 a layer ahead, or, of the cache, a stage ahead.
+// The prefetch warp. It follows the stages of the consumer warps through the flags in shared memory and prefetches into L2 what a layer
+// reads besides its tape and its input: the constants (norm weights, biases) one layer ahead, and the KV cache one stage ahead. An L2 miss
+// that queues behind bulk copies takes 2 to 3 µs, which is longer than a hand-off. The warp writes nothing.
 #pragma once
 #include "cache.cuh"
 
 namespace monolane {
 
-// Of one split; a longer one is asked for step by step (see Split::want). All splits together must fit L2.
+// Pages of one split that are prefetched: at most 128 KiB, because all splits together must fit L2. The consumer warps prefetch the rest of
+// a longer split step by step (SplitAttention::prefetch).
 constexpr int kPrefetchPages = (128 << 10) / ((kKeyFragments + kValueFragments) * kFragmentBytes);
 
 class Prefetcher {
  public:
   MONOLANE_DEVICE void run() {
-    uint32_t seen = 0;
+    uint32_t last_step = 0;
     while (!shared::consumers_done() && !shared::failed()) {
       const uint32_t step = ptx::load_shared(&shared::flags()->step);
-      if (step == seen) {
+      if (step == last_step) {
         ptx::nanosleep(kPollNs);
         continue;
       }
-      seen = step;
+      last_step = step;
       const int stage = static_cast<int>(ptx::load_shared(&shared::flags()->stage));
-      if (stage < 1 || (stage - 1) % kStagesPerLayer || stage > kLayers * kStagesPerLayer) continue;  // layers begin with qkv
+      if (stage < 1 || (stage - 1) % kStagesPerLayer || stage > kLayers * kStagesPerLayer) continue;  // only qkv, the first of a layer
       const int layer = (stage - 1) / kStagesPerLayer;
       cache(layer, static_cast<int>(ptx::load_shared(&shared::flags()->position)));
       if (layer + 1 < kLayers) constants(layer + 1);
@@ -31,11 +32,13 @@ class Prefetcher {
  private:
   static constexpr int kPollNs = 200;
 
-  // All blocks read them: each asks for some lines.
+  // All workers read all constants, so each worker prefetches some of the lines.
   MONOLANE_DEVICE static void constants(int layer) {
     if (lane_id() == 0) prefetch_lines(monolane_launch.constants + layer * kConstantsPerLayer, kConstantsPerLayer * 4, worker_id(), kWorkers);
   }
 
+  // The splits that this worker attends to, as a decode pass divides them; prefill passes use the same division here. Splits that come through
+  // the ring need no prefetch.
   MONOLANE_DEVICE static void cache(int layer, int position) {
     const Span span = span_of<false>(position, window_of(layer));
     if (streamed_end(position, span)) return;

@@ -1,5 +1,5 @@
-// Every instruction that C++ has no word for, one function each, and nothing else. target/emulation/csrc/emulate.hpp has the
-// same functions for threads of a CPU, so that the kernel compiles and runs there unchanged.
+// One function for each PTX instruction or CUDA intrinsic that the kernel uses, and nothing else. Every warp uses this file.
+// target/emulation/csrc/emulate.hpp defines the same functions for CPU threads, so the kernel compiles and runs there unchanged.
 #pragma once
 
 typedef unsigned char uint8_t;
@@ -16,13 +16,14 @@ typedef long long int64_t;
 #define MONOLANE_DEVICE __device__ __forceinline__
 #define MONOLANE_LOOP _Pragma("unroll 1")
 #define MONOLANE_LEADING_ZEROS(bits) __clzll(static_cast<long long>(bits))
-#define MONOLANE_NOINLINE __device__ __noinline__  // with registers of its own
+#define MONOLANE_NOINLINE __device__ __noinline__  // the compiler allocates the registers of such a function separately
 #define MONOLANE_KERNEL extern "C" __global__
 #define MONOLANE_BOUNDS(threads) __launch_bounds__(threads, 1)
 #define MONOLANE_PARAMETER const __grid_constant__
 #define MONOLANE_LAUNCH __constant__
 #define MONOLANE_CONSTANT __constant__ const
-#define MONOLANE_TABLE __device__ const  // for threads that look at different places
+// A table whose elements the threads of a warp index differently: constant memory would serialize such loads.
+#define MONOLANE_TABLE __device__ const
 
 namespace monolane {
 
@@ -32,6 +33,8 @@ struct alignas(16) Word4 {
 
 namespace ptx {
 
+// The empty asm hides where the value comes from. Otherwise the compiler hoists address arithmetic on the thread index out of the
+// token loop and spills it.
 MONOLANE_DEVICE int thread_index() {
   int t = threadIdx.x;
   asm volatile("" : "+r"(t));
@@ -39,14 +42,15 @@ MONOLANE_DEVICE int thread_index() {
 }
 MONOLANE_DEVICE int block_index() { return blockIdx.x; }
 
-MONOLANE_DEVICE char* shared_memory() {  // all of the block's dynamic shared memory, 128-byte aligned
+// All dynamic shared memory of the thread block, aligned to 128 bytes.
+MONOLANE_DEVICE char* shared_memory() {
   extern __shared__ __align__(128) char memory[];
   return memory;
 }
 
 MONOLANE_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// --- barriers of copies (mbarrier): the phase ends when all arrivals and all expected bytes are in ---
+// --- mbarriers and bulk copies. A phase of an mbarrier completes when all arrivals and all expected bytes have come in ---
 
 MONOLANE_DEVICE void mbarrier_init(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
@@ -55,10 +59,12 @@ MONOLANE_DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.r
 MONOLANE_DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-MONOLANE_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {  // an arrival, and bytes to wait for
+// One arrival, which also adds `bytes` to the bytes that the current phase expects.
+MONOLANE_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
-MONOLANE_DEVICE bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {  // may sleep a moment before it says no
+// Whether the phase with this parity has completed. The hardware may suspend the thread for a short time before it returns false.
+MONOLANE_DEVICE bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t passed;
   asm volatile(
       "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -68,14 +74,15 @@ MONOLANE_DEVICE bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {  //
   return passed;
 }
 
-// Global to shared memory, asynchronously; 16-byte aligned, a multiple of 16 bytes.
+// Copies from global to shared memory asynchronously and reports the bytes to the mbarrier. Both addresses are aligned to 16 bytes, and
+// `bytes` is a multiple of 16.
 MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-// The same of what nobody will need again soon: L2 gives it up first, and keeps instructions, activations and the cache instead.
+// The same for bytes that no worker reads again soon: L2 evicts them first and keeps instructions, activations and the KV cache instead.
 MONOLANE_DEVICE void bulk_copy_evict_first(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -85,22 +92,23 @@ MONOLANE_DEVICE void bulk_copy_evict_first(void* to, const void* from, uint32_t 
                : "memory");
 }
 
-// --- threads of a block ---
+// --- threads of one thread block ---
 
-// A barrier of whole warps. Lanes of a warp may come one by one: they meet first.
+// A named barrier of kCount threads in whole warps. bar.sync is the aligned form, which all threads of a warp must execute together.
+// Threads of a warp may have diverged before, so __syncwarp() reconverges them first.
 template <int kId, int kCount>
 MONOLANE_DEVICE void named_barrier() {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kCount) : "memory");
 }
-// The same for warps that come from different places of the program, where synccheck wants it. Not for all barriers: it makes
-// the compiler bring lanes together everywhere, in a tenth more instructions.
+// The same for warps that reach the barrier from different places in the program, where synccheck demands the unaligned form. Other
+// barriers do not use it: it makes the compiler reconverge warps everywhere, which takes 10% more instructions.
 template <int kId, int kCount>
 MONOLANE_DEVICE void named_barrier_unaligned() {
   __syncwarp();
   asm volatile("barrier.cta.sync %0, %1;" ::"n"(kId), "n"(kCount) : "memory");
 }
-// Registers move from warps that need few to others; called by all threads of four warps (a warpgroup).
+// Move registers from warps that need few to warps that need many. All threads of a hardware warpgroup (4 warps) call them.
 template <int kCount>
 MONOLANE_DEVICE void shrink_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
@@ -112,33 +120,41 @@ MONOLANE_DEVICE void grow_registers() {
 MONOLANE_DEVICE void sync_warp() { __syncwarp(); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
-MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int lane) { return __shfl_sync(~0u, value, lane); }  // that of a lane
+MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int source) { return __shfl_sync(~0u, value, source); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) { return __shfl_up_sync(~0u, value, delta); }
 MONOLANE_DEVICE bool any(bool value) { return __any_sync(~0u, value); }
 
-// Flags that threads of a block set and look at without a barrier between.
+// Flags in shared memory that threads of a thread block write and poll without a barrier in between.
 MONOLANE_DEVICE uint32_t load_shared(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.relaxed.cta.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
   return v;
 }
-MONOLANE_DEVICE void store_shared(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory"); }
+MONOLANE_DEVICE void store_shared(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
+}
 
 MONOLANE_DEVICE uint32_t load_shared_acquire(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
   return v;
 }
-MONOLANE_DEVICE void store_shared_release(uint32_t* p, uint32_t v) { asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory"); }
+MONOLANE_DEVICE void store_shared_release(uint32_t* p, uint32_t v) {
+  asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
+}
 
-// Of a matrix of 8x8 bf16, of which thread 4g+t of the warp holds row g, columns 2t and 2t+1: column g, rows 2t and 2t+1.
+// Transposes an 8x8 matrix of bf16. Thread 4g+t of the warp passes row g, columns 2t and 2t+1, and gets column g, rows 2t and 2t+1.
 MONOLANE_DEVICE uint32_t transpose(uint32_t pair) {
   uint32_t result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
   return result;
 }
 
-// c[16x8] += a[16x16] * b[16x8], bf16 in, fp32 sums. Thread 4g+t of the warp holds rows g, g+8 and columns 2t, 2t+1 of c.
+// c[16x8] += a[16x16] * b[16x8], with bf16 operands and fp32 sums. Each register of a and b has two bf16, the lower index in the lower half.
+// Thread 4g+t of the warp holds:
+//   a0 = A[g][2t, 2t+1]   a1 = A[g+8][2t, 2t+1]   a2 = A[g][2t+8, 2t+9]   a3 = A[g+8][2t+8, 2t+9]
+//   b0 = B[2t, 2t+1][g]   b1 = B[2t+8, 2t+9][g]
+//   c0, c1 = C[g][2t, 2t+1]   c2, c3 = C[g+8][2t, 2t+1]
 MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -146,7 +162,7 @@ MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// --- words other blocks write while we look ---
+// --- words in global memory that other thread blocks write while this one polls them ---
 
 MONOLANE_DEVICE Word4 load_relaxed(const Word4* p) {
   Word4 v;
@@ -169,7 +185,8 @@ MONOLANE_DEVICE uint32_t load_acquire(const uint32_t* p) {
   return v;
 }
 MONOLANE_DEVICE void store_relaxed(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
-MONOLANE_DEVICE void store_relaxed(Word4* p, const Word4& v) {  // each word by itself
+// The store is atomic for each 32-bit word, not for all 16 bytes.
+MONOLANE_DEVICE void store_relaxed(Word4* p, const Word4& v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 MONOLANE_DEVICE void store_relaxed(uint64_t* p, uint64_t v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
@@ -184,29 +201,33 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
   asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(p), "r"(expected), "r"(desired) : "memory");
   return old;
 }
-// Shared memory that was read and written by threads may be written by copies from now on.
+// Orders earlier reads and writes of shared memory by threads before later bulk copies (async proxy) that write it.
 MONOLANE_DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Global memory that threads wrote, and that we have seen to be written, may be read by copies from now on.
+// Orders writes of global memory that this thread has observed before later bulk copies (async proxy) that read them.
 MONOLANE_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 MONOLANE_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// --- the host's memory ---
+// --- host memory ---
 
 MONOLANE_DEVICE uint32_t load_system(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-MONOLANE_DEVICE void store_system_release(uint32_t* p, uint32_t v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+MONOLANE_DEVICE void store_system_release(uint32_t* p, uint32_t v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 
-// --- the rest ---
+// --- other loads, time, numbers, counters ---
 
-MONOLANE_DEVICE Word4 load_l2(const Word4* p) {  // not kept in L1
+// Reads through L2 and does not allocate in L1.
+MONOLANE_DEVICE Word4 load_l2(const Word4* p) {
   Word4 v;
   asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
   return v;
 }
-MONOLANE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }  // 128 bytes, into L2
+// Prefetches a line of 128 bytes into L2.
+MONOLANE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 MONOLANE_DEVICE int64_t now_ns() {
   int64_t t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -222,21 +243,23 @@ MONOLANE_DEVICE float exp2(float x) {
 }
 MONOLANE_DEVICE float log2(float x) { return __log2f(x); }
 MONOLANE_DEVICE float divide(float a, float b) { return __fdividef(a, b); }
-MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {  // rounded to nearest even
+// Two bf16 in one register, rounded to nearest even.
+MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
   uint32_t v;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
   return v;
 }
-// Four bytes of eight: `a` has bytes 0 to 3, `b` 4 to 7; each digit of `which`, the lowest first, names one.
+// Selects 4 of 8 bytes: `a` has bytes 0 to 3 and `b` has bytes 4 to 7. Each hexadecimal digit of `which`, the lowest first, selects one.
 MONOLANE_DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
 MONOLANE_DEVICE uint64_t umul64hi(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
-MONOLANE_DEVICE int32_t round_to_integer(float x) { return __float2int_rn(x); }  // to nearest even; zero for what is no number
+// Rounds to nearest even; NaN becomes 0.
+MONOLANE_DEVICE int32_t round_to_integer(float x) { return __float2int_rn(x); }
 MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
 MONOLANE_DEVICE int leading_zeros(uint32_t x) { return __clz(static_cast<int>(x)); }
 MONOLANE_DEVICE void add_global(uint64_t* p, uint64_t v) { atomicAdd(p, v); }
 MONOLANE_DEVICE void add_shared(uint32_t* p, uint32_t v) { atomicAdd(p, v); }
-// In shared memory there are additions of 32 bits alone: the first one tells of a carry.
+// Shared memory has native atomic additions of 32 bits only. The old value that the addition of the low half returns shows its carry.
 MONOLANE_DEVICE void add_shared64(uint64_t* p, uint64_t v) {
   uint32_t* words = reinterpret_cast<uint32_t*>(p);
   const uint32_t low = static_cast<uint32_t>(v), sum = atomicAdd(words, low) + low, high = static_cast<uint32_t>(v >> 32) + (sum < low);

@@ -1,7 +1,12 @@
-// The ring: one warp streams the tape into it and never waits for activations; the others empty it, chunk by chunk, each
-// chunk taken by a group of four warps. Narrow and wide passes have barriers of their own, because a wide pass has fewer
-// slots; between them the ring is empty. A tile is cut along k into chunks of at most a slot, as
-// equal as whole units of all four warps allow.
+// The ring: a buffer of slots in shared memory through which a worker streams its tape and, in long contexts, its split of the KV cache.
+// One thread of the producer warp issues bulk copies into the slots and never waits for activations (Producer). The consumer warps take
+// chunks out, each chunk by one warpgroup of 4 warps; the warpgroups alternate (Cursor). Producer and consumers execute the same passes in
+// the same order, so chunks need no description.
+//
+// Each slot has two mbarriers: `full` completes a phase when a chunk has landed, `empty` when the 4 warps of a warpgroup have loaded it
+// into registers. Prefill and decode passes have separate mbarriers, because a prefill pass has fewer slots (its input lies in the others);
+// between the two the ring is empty. A tile is cut along k into chunks that fit a slot, as equal in size as whole fragments for all 4 warps
+// allow.
 #pragma once
 #include "cache.cuh"
 
@@ -10,7 +15,7 @@ namespace monolane {
 template <bool kPrefill>
 constexpr int kSlotCount = kPrefill ? kPrefillSlots : kSlots;
 
-// A place in the ring, and how often the ring has been gone round.
+// A slot of the ring, and how many times the ring has been passed through before. The parity of `round` is the parity of the mbarriers' phases.
 template <bool kPrefill>
 struct RingPosition {
   uint32_t slot = 0, round = 0;
@@ -28,30 +33,33 @@ struct RingPosition {
   MONOLANE_DEVICE char* memory() const { return shared::ring() + slot * kSlotBytes; }
 };
 
-// A number that nobody knows before all loads have been performed.
+// A value that depends on all loaded words, so that it is not known before all these loads have been performed (see Cursor::release).
 template <int kCount>
 MONOLANE_DEVICE uint32_t load_dependency(const Word4* loaded) {
-  uint32_t all = 0;
+  uint32_t mixed = 0;
 #pragma unroll
-  for (int j = 0; j < kCount; j++) all ^= loaded[j].x;
-  return all;
+  for (int j = 0; j < kCount; j++) mixed ^= loaded[j].x;
+  return mixed;
 }
 
+// Streams the tape; one thread of the producer warp runs it. All functions that return bool return false when the request has ended or
+// failed meanwhile.
 template <bool kPrefill>
 class Producer {
  public:
-  // The tape of one pass, from its beginning: it has the matrices in the order of the stages. False when the request has
-  // ended meanwhile.
+  // Streams the tape of one pass, from its beginning. The tape has the matrices in the order of the stages. `position`: the position of a
+  // decode pass, which decides what of the KV cache is streamed.
   MONOLANE_DEVICE bool pass(const uint8_t* tape, int position, bool with_head) {
     for (int layer = 0; layer < kLayers; layer++)
       if (!copy_layer<0>(tape, layer, position)) return false;
     if (!with_head) return true;
     const int tiles = shared::own()[kProjections - 1].tiles;
-    const bool all_rows = kPrefill && monolane_launch.request.all_logits;  // a wide pass has logits of one position, but for these
+    // A prefill pass computes logits of its last row only, so the head is read as in a decode pass, unless all logits are requested.
+    const bool all_rows = kPrefill && monolane_launch.request.all_logits;
     return all_rows ? copy_batches<Head>(tape, tiles) : copy_tiles<Head>(tape, tiles);
   }
 
-  // Shared memory must not be left while copies are on their way to it.
+  // Waits for all copies in flight: the thread block must not exit while copies to its shared memory are in flight.
   MONOLANE_DEVICE void drain() {
     for (; in_flight_ > 0; in_flight_--)
       while (!oldest_landed()) {
@@ -59,7 +67,8 @@ class Producer {
   }
 
  private:
-  // Matrices from this form on, by templates: what a copy needs to know of its form are constants, not loads that copies wait for.
+  // The projections of a layer from kIndex on. The recursion over templates makes everything a copy needs to know of its projection a
+  // constant; with a table, each copy would wait for loads from it.
   template <int kIndex>
   MONOLANE_DEVICE bool copy_layer(const uint8_t*& tape, int layer, int position) {
     const int tiles = shared::own()[layer * kProjectionsPerLayer + kIndex].tiles;
@@ -71,7 +80,7 @@ class Producer {
       return true;
   }
 
-  // For one position: tile by tile.
+  // The order for one row: tile after tile, each with all its chunks.
   template <class P>
   MONOLANE_DEVICE bool copy_tiles(const uint8_t*& tape, int tiles) {
     constexpr int kFragments = P::kFragments, kChunkFragments = P::kChunkFragments;
@@ -85,11 +94,12 @@ class Producer {
     return true;
   }
 
-  // For sixteen: of a batch of tiles a chunk for every group of each, then the next (see project).
+  // The order for up to 16 rows: of every tile of a batch one chunk for each warpgroup, then of every tile the next chunks, and so on. The
+  // consumers then keep the input of a chunk in registers for all tiles of the batch (see project).
   template <class P>
   MONOLANE_DEVICE bool copy_batches(const uint8_t*& tape, int tiles) {
     constexpr int kTileBytes = P::kFragments * kFragmentBytes, kChunkBytes = P::kChunkFragments * kFragmentBytes;
-    constexpr int kTogether = lesser(P::kChunks, kWarpgroups) * kChunkBytes;
+    constexpr int kTogether = lesser(P::kChunks, kWarpgroups) * kChunkBytes;  // of one tile, before the next tile follows
     for (int left = tiles; left > 0; left -= kPrefillBatch) {
       const int count = min(kPrefillBatch, left);
       for (int begin = 0; begin < kTileBytes; begin += kTogether)
@@ -101,7 +111,8 @@ class Producer {
     return true;
   }
 
-  // Copies that may be on their way at once, at this chunk of a stage. Of members of a form the compiler would make loads from a table.
+  // The in-flight limit at this chunk of a stage. The limits are copied to constexpr locals, because the compiler would turn uses of the
+  // members of P::kInFlight into loads from a table.
   template <class P>
   MONOLANE_DEVICE static int in_flight_limit(int chunk) {
     constexpr InFlightLimits kLimits = P::kInFlight;
@@ -110,11 +121,12 @@ class Producer {
     return chunk < kLimits.first_chunks ? kFirst : chunk < kLimits.second_chunks ? kSecond : kRest;
   }
 
-  // This block's split of the cache: many splits are never more than there are blocks.
+  // Streams this worker's split of the KV cache of a layer, up to streamed_end. The cache is streamed only where there are many splits, and
+  // then kKvHeads * splits is at most the number of workers, so a worker has at most one split.
   MONOLANE_DEVICE bool copy_cache(int layer, int position) {
     constexpr int kKeyBytes = kKeyFragments * kFragmentBytes, kValueBytes = kValueFragments * kFragmentBytes;
     constexpr int kInFlight = divide_up(kCacheBytesInFlight, kChunkPages * kPageBytes);
-    if (position < kFusedTokens) return true;  // at once: every layer comes here, and copies wait
+    if (position < kFusedTokens) return true;  // the fast exit of short contexts: every layer comes here, and copies wait meanwhile
     const Span span = span_of<false>(position, window_of(layer));
     const int head = worker_id() % kKvHeads, split = worker_id() / kKvHeads;
     if (split >= span.splits) return true;
@@ -132,7 +144,8 @@ class Producer {
     return true;
   }
 
-  // The pass of a position has begun here, and what was written before the one before it may be copied.
+  // Waits until the consumer warps have begun the pass of `position`. Then the pass of position - 1 has ended on all workers, and what it
+  // wrote to the KV cache may be copied.
   MONOLANE_DEVICE bool wait_for_pass(int position) {
     while (static_cast<int>(ptx::load_shared_acquire(&shared::flags()->pass_position)) < position)
       if (shared::consumers_done() || shared::failed()) return false;
@@ -140,19 +153,19 @@ class Producer {
     return true;
   }
 
-  MONOLANE_DEVICE bool copy_chunk(const uint8_t* from, uint32_t bytes, int most) {
-    if (!acquire_slot(most)) return false;
+  MONOLANE_DEVICE bool copy_chunk(const uint8_t* from, uint32_t bytes, int limit) {
+    if (!acquire_slot(limit)) return false;
     ptx::mbarrier_arrive_expect(next_.full(), bytes);
     ptx::bulk_copy_evict_first(next_.memory(), from, bytes, next_.full());
     advance();
     return true;
   }
 
-  // The next slot is free, and fewer than `most` copies are on their way.
-  MONOLANE_DEVICE bool acquire_slot(int most) {
+  // Waits until the next slot is empty and fewer than `limit` chunks are in flight.
+  MONOLANE_DEVICE bool acquire_slot(int limit) {
     while (next_.round && !ptx::mbarrier_try_wait(next_.empty(), (next_.round - 1) & 1))
       if (shared::consumers_done() || shared::failed()) return false;
-    for (; in_flight_ >= min(most, kSlotCount<kPrefill>); in_flight_--)
+    for (; in_flight_ >= min(limit, kSlotCount<kPrefill>); in_flight_--)
       while (!oldest_landed())
         if (shared::consumers_done() || shared::failed()) return false;
     return true;
@@ -163,19 +176,20 @@ class Producer {
     in_flight_++;
   }
 
-  // The oldest copy that is on its way has come.
+  // Whether the oldest chunk in flight has landed.
   MONOLANE_DEVICE bool oldest_landed() const {
     RingPosition<kPrefill> oldest = next_;
     oldest.rewind(in_flight_);
     return ptx::mbarrier_try_wait(oldest.full(), oldest.round & 1);
   }
 
-  RingPosition<kPrefill> next_;  // of the next copy
-  int in_flight_ = 0;  // copies before it that were not seen to land
+  RingPosition<kPrefill> next_;  // the slot of the next chunk
+  int in_flight_ = 0;            // chunks before it that have not been seen to land
 };
 
-// Where a group of consumers is: its next chunk's place, and whose turn it is: chunks go to the groups one by one, the first
-// of a stage to the group whose turn is 0.
+// Where a warpgroup is in the ring; each consumer warp has its own copy. Chunks go to the warpgroups alternately, across the bounds of stages.
+// `place` is the slot of the warpgroup's next chunk. `order` says which chunk of the stage that is: 0 for the warpgroup that takes the first
+// chunk of the stage, 1 for the one that takes the second.
 template <bool kPrefill>
 struct Cursor {
   RingPosition<kPrefill> place;
@@ -183,36 +197,40 @@ struct Cursor {
 
   MONOLANE_DEVICE Cursor() : order(warp_id() / kWarpgroupWarps) { place.advance(order); }
 
-  // The group's chunk: wait for it, take a warp's share of its units into registers, free the slot.
-  template <int kMost>
-  MONOLANE_DEVICE void load_chunk(Word4 (&weights)[kMost], int warp, int lane) {
-    const Word4* from = reinterpret_cast<const Word4*>(await()) + warp * 32 + lane;
-    // Also those behind a short chunk: a load is cheaper than a condition, and they are not used.
+  // Waits for the warpgroup's next chunk, loads this warp's fragments of it into registers and releases the slot. `warp` is the index of the
+  // warp in its warpgroup; its fragments are `warp`, `warp` + 4, `warp` + 8, … of the chunk.
+  template <int kFragments>
+  MONOLANE_DEVICE void load_chunk(Word4 (&weights)[kFragments], int warp, int lane_index) {
+    const Word4* from = reinterpret_cast<const Word4*>(await()) + warp * 32 + lane_index;
+    // Fragments behind the end of a short chunk are loaded, too: a load is cheaper than a condition, and they are not used.
 #pragma unroll
-    for (int j = 0; j < kMost; j++) weights[j] = from[j * kWarpgroupWarps * 32];
-    release(load_dependency<kMost>(weights));
+    for (int j = 0; j < kFragments; j++) weights[j] = from[j * kWarpgroupWarps * 32];
+    release(load_dependency<kFragments>(weights));
   }
 
-  // The group's next chunk is there.
+  // Waits for the warpgroup's next chunk and returns its address.
   MONOLANE_DEVICE const char* await() const {
-    // A barrier tells apart only two rounds. Where a slot goes from group to group, one group may come to it while the
-    // other's chunk, of the round before, is still on its way: it waits until that chunk has been taken.
+    // The parity of an mbarrier distinguishes only two consecutive rounds. Where the number of slots is no multiple of the number of
+    // warpgroups, a slot changes warpgroups from round to round: one warpgroup may come to it while the other's chunk of the round before is
+    // still in flight. So it first waits until that chunk has been released.
     if (kSlotCount<kPrefill> % kWarpgroups && place.round) wait(place.empty(), (place.round - 1) & 1);
     wait(place.full(), place.round & 1);
     return place.memory();
   }
 
-  // This warp has taken what it wants of it. Loads that were issued need not have been performed: they may be stuck behind others, while an arrival is
-  // not, and then the slot would be overwritten under them. So the arrival depends on what they have brought: `loaded` is made of all of it.
+  // Releases the slot for this warp and moves on to the warpgroup's next chunk. `loaded` depends on everything that the warp has loaded from
+  // the slot (load_dependency). Loads that have been issued need not have been performed: they can be stuck behind loads from global memory
+  // while the arrival at the mbarrier is not, and then the producer would overwrite the slot before they read it. So the address of the
+  // arrival depends on `loaded`: monolane_launch.zero is 0, which the compiler does not know.
   MONOLANE_DEVICE void release(uint32_t loaded) {
     ptx::sync_warp();
     if (lane_id() == 0) ptx::mbarrier_arrive(place.empty() + (loaded & monolane_launch.zero));
     place.advance(kWarpgroups);
   }
 
-  // Chunks of `count` that come next, one by one to all groups, that are this group's.
+  // How many of the next `count` chunks, which go to the warpgroups alternately, are this warpgroup's.
   MONOLANE_DEVICE int own_chunks(int count) const { return divide_up(count - order, kWarpgroups); }
-  // They have been taken.
+  // Updates `order` when the `count` chunks of a stage have been taken by the warpgroups.
   MONOLANE_DEVICE void skip(int count) { order += own_chunks(count) * kWarpgroups - count; }
 
  private:

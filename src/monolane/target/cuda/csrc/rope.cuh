@@ -1,18 +1,21 @@
-// Queries and keys on their way to attention: norm, where the model has one, and rotation. A warp turns one vector: lane i
-// has dimensions i and i + half, which turn with each other, and every 32nd from there.
+// QK norm, where the model has one, and RoPE, for queries and keys on their way to attention. The consumer warps run it, one warp per
+// vector of head_dim elements. RoPE rotates dimensions i and i + kHalf together. Thread `lane_id` of the warp holds the pairs
+// i = lane_id, lane_id + 32, … in registers, as two arrays: `low` has dimensions i, `high` has dimensions i + kHalf.
 #pragma once
 #include "prepare.cuh"
 
 namespace monolane {
 
 constexpr int kHalf = kHeadDim / 2;
-constexpr int kPairs = divide_up(kHalf, 32);  // of one lane
+constexpr int kPairs = divide_up(kHalf, 32);  // of one thread
 
-// What a lane needs to turn a vector; asked for before the vector is there.
+// What one thread needs for its pairs of a vector: RoPE coefficients and the weights of the QK norm. They are loaded before the vector has
+// arrived.
 struct RopeCoefficients {
   float cosine[kPairs], sine[kPairs], norm_low[kPairs], norm_high[kPairs];
 };
 
+// `norm`: offset of the norm weights among the constants. Threads beyond the last pair load that pair again and do not use it.
 MONOLANE_DEVICE RopeCoefficients rope_coefficients(int position, int norm) {
   RopeCoefficients rope;
 #pragma unroll
@@ -26,7 +29,7 @@ MONOLANE_DEVICE RopeCoefficients rope_coefficients(int position, int norm) {
   return rope;
 }
 
-// This lane's pairs of a vector, turned in place.
+// Applies QK norm and RoPE to this thread's pairs, in place. All threads of the warp call it.
 MONOLANE_DEVICE void apply_rope(const RopeCoefficients& rope, float (&low)[kPairs], float (&high)[kPairs]) {
   float scale = 1.0f;
   if (kQkNorm) {
@@ -43,7 +46,7 @@ MONOLANE_DEVICE void apply_rope(const RopeCoefficients& rope, float (&low)[kPair
   }
 }
 
-// `store(d, bf16)` for this lane's dimensions, and zeros for the padding up to kPadded.
+// Calls `store(d, bf16)` for this thread's dimensions, and with zeros for the padding from kHeadDim up to kPadded.
 template <int kPadded, class Store>
 MONOLANE_DEVICE void store_pairs(const float (&low)[kPairs], const float (&high)[kPairs], Store store) {
 #pragma unroll
@@ -57,7 +60,7 @@ MONOLANE_DEVICE void store_pairs(const float (&low)[kPairs], const float (&high)
     for (int d = kHeadDim + lane_id(); d < kPadded; d += 32) store(d, uint16_t(0));
 }
 
-// This lane's pairs of a vector that a wide pass has left.
+// Loads this thread's pairs of a vector in global memory, which the qkv stage of a prefill pass wrote.
 MONOLANE_DEVICE void load_pairs(const float* from, float (&low)[kPairs], float (&high)[kPairs]) {
 #pragma unroll
   for (int j = 0; j < kPairs; j++) {

@@ -1,97 +1,125 @@
-// What a warp does for attention: it holds blocks of the cache in registers and keeps running results of what it has seen. The
-// queries are, in a narrow pass, those of the heads that share a key/value head; in a wide pass, those of its positions at one
-// query head. They lie in the scratch, in shared memory.
+// What one consumer warp does for attention. It loads cache pages into registers (KvFragments), from global memory or from the ring, and
+// keeps an online softmax over the pages it has seen: row max, row sum and accumulator of each query (SoftmaxState). Both products run on
+// the tensor cores. A row is one query: in a decode pass the query of one of the KV head's query heads, in a prefill pass the query of one
+// position at one query head. Queries are read from the scratch in shared memory, and the softmax state of each warp is written there.
 #pragma once
 #include "ring.cuh"
 #include "rope.cuh"
 
 namespace monolane {
 
-// Blocks that a warp holds at once, four registers a unit. More would fit (two blocks of 128 dimensions), but the query would
-// come later, behind all those on their way to one multiprocessor.
+// A warp goes through its pages in steps of kStepPages pages, which it holds in registers, 4 registers per fragment and thread. The limit is 16
+// fragments, which are 64 registers. More would fit (two pages of 128 dimensions), but the queries would arrive later, because their loads
+// queue behind all loads of the SM.
 constexpr int kPageFragments = kKeyFragments + kValueFragments;
 constexpr int kStepPages = 2 * kPageFragments <= 16 ? 2 : 1;
-constexpr bool kValuesWithKeys = kStepPages * kPageFragments <= 16;  // together with the keys
-constexpr int kPrefetchSteps = 1;  // steps between those that are asked for and those that are wanted in L2
-constexpr int kNowhere = INT32_MAX / (2 * kPageTokens);  // a block that nobody sees
-constexpr int kPaddedDim = round_up(kValueFragments * 16, 32);
+constexpr bool kValuesWithKeys = kStepPages * kPageFragments <= 16;  // whether values are loaded together with the keys, or after them
+constexpr int kPrefetchSteps = 1;                               // steps by which the prefetch into L2 is ahead of the loads into registers
+constexpr int kNowhere = INT32_MAX / (2 * kPageTokens);         // stands for no page: it lies behind all positions that a query sees
+constexpr int kPaddedDim = round_up(kValueFragments * 16, 32);  // floats of a row of an accumulator in the scratch
 
-// --- scratch ---
+// --- scratch: the part of shared memory that holds inputs and sums of projections in other stages ---
+//
+//   queries                            [kMmaRows][kQueryStride]            bf16
+//   new_key, new_value                 [round_up(kHeadDim, 32)] each       bf16, decode pass
+//   new_probabilities, new_row_maxes   [kMmaRows] each                     fp32, decode pass
+//   row_maxes, row_sums                [kConsumerWarps][kMmaRows] each     fp32
+//   accumulators                       [warp][row][kPaddedDim]             fp32, for as many warps at a time as there is room for
+//
+// The keys and values that are new in a prefill pass lie in the ring's memory instead (new_keys, new_values).
 
-// Where dimension d of a row of results lies in the scratch: rows that are written at once share no bank.
+// Index of dimension d of a row of an accumulator in the scratch. The XOR spreads the rows over the banks: where queries are columns, the
+// four rows that a warp writes at once (0, 2, 4, 6 or 1, 3, 5, 7) use different banks.
 MONOLANE_DEVICE int accumulator_index(int row, int d) { return row * kPaddedDim + (d ^ row / 2 % 4 * 8); }
-// Scores are kept as logarithms of two.
+// Attention scores times this factor, which is the softmax scale times log2(e), are exponents for exp2. Row maxes are in these units.
 constexpr float kScoreFactor = kScale * 1.4426950408889634f;
 
 namespace attention {
 
-MONOLANE_DEVICE uint16_t* queries() { return shared::at<uint16_t>(kXOffset); }                    // [row][kQueryStride]
+MONOLANE_DEVICE uint16_t* queries() { return shared::at<uint16_t>(kXOffset); }  // [row][kQueryStride]
+// Key and value of the position that a decode pass decodes.
 MONOLANE_DEVICE uint16_t* new_key() { return shared::at<uint16_t>(kXOffset + kNewKvOffset); }
 MONOLANE_DEVICE uint16_t* new_value() { return new_key() + round_up(kHeadDim, kKBlock); }
-MONOLANE_DEVICE float* new_probabilities() { return shared::at<float>(kXOffset + kNewStatsOffset); }        // [row]
-MONOLANE_DEVICE float* new_row_maxes() { return new_probabilities() + kMmaRows; }                       // [row]
-// Of a wide pass: the block of the cache that its positions are in, as far as they are new. Its inputs are not there meanwhile.
+// Of that position, for each row: its probability, and the row max that the probability is relative to.
+MONOLANE_DEVICE float* new_probabilities() { return shared::at<float>(kXOffset + kNewStatsOffset); }  // [row]
+MONOLANE_DEVICE float* new_row_maxes() { return new_probabilities() + kMmaRows; }                     // [row]
+// The page that the rows of a prefill pass lie in, in the layout of the cache, as far as it is new. It takes the place of the input of
+// projections, which is not needed during attention.
 MONOLANE_DEVICE uint16_t* new_keys() { return shared::prefill_x(); }
 MONOLANE_DEVICE uint16_t* new_values() { return shared::prefill_x() + kKeyFragments * kFragmentElements; }
-MONOLANE_DEVICE float* row_maxes() { return shared::at<float>(kXOffset + kRowMaxesOffset); }               // [warp][row]
+MONOLANE_DEVICE float* row_maxes() { return shared::at<float>(kXOffset + kRowMaxesOffset); }         // [warp][row]
 MONOLANE_DEVICE float* row_sums() { return row_maxes() + kConsumerWarps * kMmaRows; }                // [warp][row]
-MONOLANE_DEVICE float* accumulators() { return shared::at<float>(kXOffset + kAccumulatorsOffset); }           // [warp][row][dimension], see result_place
+MONOLANE_DEVICE float* accumulators() { return shared::at<float>(kXOffset + kAccumulatorsOffset); }  // [warp][row][dim], see accumulator_index
 
 }  // namespace attention
 
-static_assert(kPrefillXOffset + kPageFragments * kFragmentBytes <= kRingBytes, "the new block of a wide pass does not fit");
+static_assert(kPrefillXOffset + kPageFragments * kFragmentBytes <= kRingBytes, "the new page of a prefill pass does not fit");
 
-// --- what a warp holds and sees ---
+// --- pages in registers ---
 
-// Blocks of the cache in registers.
+// The kStepPages pages of one step.
 struct KvFragments {
   Word4 keys[kStepPages * kKeyFragments], values[kStepPages * kValueFragments];
 
-  MONOLANE_DEVICE void load_keys(int layer, int head, int page, int end) { load<kKeyFragments>(keys, key_page(layer, head, page), page, end); }
-  MONOLANE_DEVICE void load_values(int layer, int head, int page, int end) { load<kValueFragments>(values, value_page(layer, head, page), page, end); }
+  // From global memory: pages `page`, `page` + 1, … before `end`, and zeros in place of pages from `end` on.
+  MONOLANE_DEVICE void load_keys(int layer, int head, int page, int end) {
+    load<kKeyFragments>(keys, key_page(layer, head, page), page, end);
+  }
+  MONOLANE_DEVICE void load_values(int layer, int head, int page, int end) {
+    load<kValueFragments>(values, value_page(layer, head, page), page, end);
+  }
 
-  // Block i, from a chunk of the ring where it is the n-th; returns what Cursor::leave wants.
-  MONOLANE_DEVICE uint32_t copy_keys(int i, const char* chunk, int n) { return copy<kKeyFragments>(keys + i * kKeyFragments, chunk, n * kKeyFragments); }
-  MONOLANE_DEVICE uint32_t copy_values(int i, const char* chunk, int n) { return copy<kValueFragments>(values + i * kValueFragments, chunk, kChunkPages * kKeyFragments + n * kValueFragments); }
+  // From the ring: page i of the step is page n of the chunk. They return the dependency that Cursor::release needs.
+  MONOLANE_DEVICE uint32_t copy_keys(int i, const char* chunk, int n) {
+    return copy<kKeyFragments>(keys + i * kKeyFragments, chunk, n * kKeyFragments);
+  }
+  MONOLANE_DEVICE uint32_t copy_values(int i, const char* chunk, int n) {
+    return copy<kValueFragments>(values + i * kValueFragments, chunk, kChunkPages * kKeyFragments + n * kValueFragments);
+  }
   MONOLANE_DEVICE void zero_keys(int i) { clear<kKeyFragments>(keys + i * kKeyFragments); }
   MONOLANE_DEVICE void zero_values(int i) { clear<kValueFragments>(values + i * kValueFragments); }
 
-  // The position that is being decoded is not in the cache yet: put its key in its place. Its value, times its weight, is
-  // added when results are merged.
+  // The position of a decode pass is not in the cache yet. This puts its key into page i, as token r. Its value, times its probability, is
+  // added when the results of the warps are merged.
   MONOLANE_DEVICE void insert_key(int i, int r) {
     if (lane_id() / 4 != r % 8) return;
 #pragma unroll
     for (int j = 0; j < kKeyFragments; j++)
-      if (j / kDimFragments == r / 8) keys[i * kKeyFragments + j] = *reinterpret_cast<const Word4*>(attention::new_key() + j % kDimFragments * kKBlock + lane_id() % 4 * 8);
+      if (j / kDimFragments == r / 8)
+        keys[i * kKeyFragments + j] = *reinterpret_cast<const Word4*>(attention::new_key() + j % kDimFragments * kKBlock + lane_id() % 4 * 8);
   }
 
-  // The positions of a wide pass, `first` to `last` of block i, are not in the cache yet either: they lie in the scratch.
+  // The positions of a prefill pass are not in the cache yet either. This copies their keys and values, tokens `first` to `last` of page i,
+  // from new_keys and new_values. Values behind `last` are undefined afterwards (see mask_values).
   MONOLANE_DEVICE void insert_new(int i, int first, int last) {
-    const int g = lane_id() / 4, low = lane_id() % 4 * 2;
-    const auto fresh = [&](const uint16_t* from, int j) { return reinterpret_cast<const Word4*>(from)[j * 32 + lane_id()]; };
+    const int g = lane_id() / 4, token = lane_id() % 4 * 2;
+    const auto new_fragment = [&](const uint16_t* from, int j) { return reinterpret_cast<const Word4*>(from)[j * 32 + lane_id()]; };
 #pragma unroll
     for (int j = 0; j < kKeyFragments; j++)
-      if (j / kDimFragments * 8 + g >= first && j / kDimFragments * 8 + g <= last) keys[i * kKeyFragments + j] = fresh(attention::new_keys(), j);
-    const auto old = [&](int r) { return (r < first ? 0xffffu : 0u) | (r + 1 < first ? 0xffff0000u : 0u); };
-    const uint32_t one = old(low), two = old(low + 8);
+      if (j / kDimFragments * 8 + g >= first && j / kDimFragments * 8 + g <= last)
+        keys[i * kKeyFragments + j] = new_fragment(attention::new_keys(), j);
+    // Bit masks of tokens r and r + 1, as far as they are cached. Words x and z have tokens 2t and 2t+1, words y and w have 2t+8 and 2t+9.
+    const auto cached = [&](int r) { return (r < first ? 0xffffu : 0u) | (r + 1 < first ? 0xffff0000u : 0u); };
+    const uint32_t xz = cached(token), yw = cached(token + 8);
 #pragma unroll
     for (int j = 0; j < kValueFragments; j++) {
       Word4& fragment = values[i * kValueFragments + j];
-      const Word4 v = fresh(attention::new_values(), j);
-      fragment.x = (fragment.x & one) | (v.x & ~one), fragment.y = (fragment.y & two) | (v.y & ~two);
-      fragment.z = (fragment.z & one) | (v.z & ~one), fragment.w = (fragment.w & two) | (v.w & ~two);
+      const Word4 v = new_fragment(attention::new_values(), j);
+      fragment.x = (fragment.x & xz) | (v.x & ~xz), fragment.y = (fragment.y & yw) | (v.y & ~yw);
+      fragment.z = (fragment.z & xz) | (v.z & ~xz), fragment.w = (fragment.w & yw) | (v.w & ~yw);
     }
   }
 
-  // What lies behind the last position may be anything, and its weight of zero times anything need not be zero.
+  // Zeroes the values of page i behind token `last`. Their probabilities are 0, but memory that was never written may hold NaN or infinity,
+  // and 0 times those is NaN.
   MONOLANE_DEVICE void mask_values(int i, int last) {
-    const int low = lane_id() % 4 * 2;
+    const int token = lane_id() % 4 * 2;
     const auto mask = [&](int r) { return (r <= last ? 0xffffu : 0u) | (r + 1 <= last ? 0xffff0000u : 0u); };
-    const uint32_t first = mask(low), second = mask(low + 8);
+    const uint32_t xz = mask(token), yw = mask(token + 8);
 #pragma unroll
     for (int j = 0; j < kValueFragments; j++) {
       Word4& fragment = values[i * kValueFragments + j];
-      fragment.x &= first, fragment.y &= second, fragment.z &= first, fragment.w &= second;
+      fragment.x &= xz, fragment.y &= yw, fragment.z &= xz, fragment.w &= yw;
     }
   }
 
@@ -117,39 +145,48 @@ struct KvFragments {
   }
 };
 
-// The highest score of a query so far, and the sum of its weights, this lane's part of it.
+// --- softmax ---
+
+// Softmax state of one row in one thread: the row max, in units of log2 and the same in all threads that share the row, and this thread's
+// part of the row sum.
 struct RowState {
   float row_max, row_sum;
 
-  // There are new scores, of which this is the highest: what older results are to be multiplied by. Fresh: there are none.
+  // Raises the row max to at least the highest of the new scores, and rescales the row sum. Returns the factor by which the caller rescales
+  // the accumulator. In the first step there is no older state.
   template <bool kFirstStep>
-  MONOLANE_DEVICE float raise_max(float highest) {
-    const float before = row_max;
-    row_max = kFirstStep ? highest * kScoreFactor : fmaxf(before, highest * kScoreFactor);
-    const float shrink = kFirstStep ? 0.0f : ptx::exp2(before - base());
-    row_sum = kFirstStep ? 0.0f : row_sum * shrink;
-    return shrink;
+  MONOLANE_DEVICE float raise_max(float highest_score) {
+    const float old_max = row_max;
+    row_max = kFirstStep ? highest_score * kScoreFactor : fmaxf(old_max, highest_score * kScoreFactor);
+    const float rescale = kFirstStep ? 0.0f : ptx::exp2(old_max - base());
+    row_sum = kFirstStep ? 0.0f : row_sum * rescale;
+    return rescale;
   }
+  // The probability of a score, not normalised; it is added to the row sum.
   MONOLANE_DEVICE float probability(float score) {
-    const float weight = ptx::exp2(score * kScoreFactor - base());
-row_sum += weight;
-    return weight;
+    const float p = ptx::exp2(score * kScoreFactor - base());
+    row_sum += p;
+    return p;
   }
 
  private:
+  // A row that has seen no position yet has row max -infinity, and -infinity minus itself would be NaN.
   MONOLANE_DEVICE float base() const { return row_max == -kInfinity ? 0.0f : row_max; }
 };
 
-// A warp's running results. A fresh one begins with the blocks it is given: until then it takes no registers.
-//   weigh: weights of the positions of these blocks that lie in [low, limit] of their query, as the next product wants them;
-//     `whole`: all of them do.
-//   gather: the values of these blocks, each times its weight.
-//   note: the weights of position r of a block, for the merge: the value they belong to is not in the cache yet.
-//   tell, keep: what is merged in the end, to the scratch.
+// The softmax state of a warp: row max, row sum and accumulator of all rows. In a decode pass it begins with the first step (kFirstStep), so
+// it takes no registers while the first pages are loaded. There are two versions, with queries as rows and as columns of the MMA results.
+//   probabilities: computes the scores of the pages of a step, raises the row maxes, and returns the probabilities in the layout that
+//     `accumulate` needs. Positions outside [first_visible, last_visible] of their row are masked; `all_visible`: there are none.
+//   accumulate: adds the values of these pages, each times its probability, to the accumulator.
+//   store_new_probability: writes the probabilities of token r of a page to the scratch. It is the position of a decode pass, whose value is
+//     not in the cache yet and is added by the merge.
+//   store_stats, store_accumulator: write the state to the scratch for the merge.
 template <bool kQueriesAreRows>
 class SoftmaxState;
 
-// Of up to sixteen queries: they are the rows of a product, and this lane's are g and g + 8.
+// For up to 16 queries, as the rows of the MMA results: S = Q K^T, O = P V. Rows g and g + 8 are those of thread 4g+t. The scores of a page
+// are two results of 16 x 8 (queries x tokens), whose registers, as bf16 pairs, are the A operand of the product with the values.
 template <>
 class SoftmaxState<true> {
  public:
@@ -161,20 +198,21 @@ class SoftmaxState<true> {
   }
 
   template <bool kFirstStep>
-  MONOLANE_DEVICE void probabilities(const KvFragments& held, int rows, const int (&pages)[kStepPages], bool whole, const int (&low)[2], const int (&limit)[2], Probabilities& probabilities) {
+  MONOLANE_DEVICE void probabilities(const KvFragments& kv, int rows, const int (&pages)[kStepPages], bool all_visible,
+                                     const int (&first_visible)[2], const int (&last_visible)[2], Probabilities& probabilities) {
     float scores[2 * kStepPages][4];
     const int t = lane_id() % 4;
 #pragma unroll
-    for (int tile = 0; tile < 2 * kStepPages; tile += 2) score(held.keys + tile * kDimFragments, rows, scores[tile], scores[tile + 1]);
+    for (int tile = 0; tile < 2 * kStepPages; tile += 2) score(kv.keys + tile * kDimFragments, rows, scores[tile], scores[tile + 1]);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      if (!whole) {
+      if (!all_visible) {
 #pragma unroll
         for (int tile = 0; tile < 2 * kStepPages; tile++)
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             const int position = pages[tile / 2] * kPageTokens + tile % 2 * 8 + 2 * t + e;
-            if (position < low[r] || position > limit[r]) scores[tile][2 * r + e] = -kInfinity;
+            if (position < first_visible[r] || position > last_visible[r]) scores[tile][2 * r + e] = -kInfinity;
           }
       }
       float highest = fmaxf(scores[0][2 * r], scores[0][2 * r + 1]);
@@ -182,10 +220,10 @@ class SoftmaxState<true> {
       for (int tile = 1; tile < 2 * kStepPages; tile++) highest = fmaxf(highest, fmaxf(scores[tile][2 * r], scores[tile][2 * r + 1]));
       highest = fmaxf(highest, ptx::shuffle_xor(highest, 1));
       highest = fmaxf(highest, ptx::shuffle_xor(highest, 2));
-      const float shrink = rows_[r].raise_max<kFirstStep>(highest);
+      const float rescale = rows_[r].raise_max<kFirstStep>(highest);
       if (!kFirstStep) {
 #pragma unroll
-        for (int j = 0; j < 2 * kValueFragments; j++) accumulator_[j][2 * r] *= shrink, accumulator_[j][2 * r + 1] *= shrink;
+        for (int j = 0; j < 2 * kValueFragments; j++) accumulator_[j][2 * r] *= rescale, accumulator_[j][2 * r + 1] *= rescale;
       }
 #pragma unroll
       for (int tile = 0; tile < 2 * kStepPages; tile++) {
@@ -196,16 +234,18 @@ class SoftmaxState<true> {
   }
 
   template <bool kFirstStep>
-  MONOLANE_DEVICE void accumulate(const KvFragments& held, const Probabilities& probabilities) {
+  MONOLANE_DEVICE void accumulate(const KvFragments& kv, const Probabilities& probabilities) {
     if (kFirstStep) clear_accumulator();
-    constexpr int kTogether = 2;  // units: enough products between two of one sum, and few sums before their values are used up
+    // Fragments that are processed together: enough independent MMAs between two that add to the same sum, and few sums in use before the
+    // registers of their values become free.
+    constexpr int kTogether = 2;
 #pragma unroll
     for (int first = 0; first < kValueFragments; first += kTogether)
 #pragma unroll
       for (int i = 0; i < kStepPages; i++)
 #pragma unroll
         for (int j = first; j < lesser(first + kTogether, kValueFragments); j++) {
-          const Word4& value = held.values[i * kValueFragments + j];
+          const Word4& value = kv.values[i * kValueFragments + j];
           ptx::mma(accumulator_[2 * j], probabilities[i][0], probabilities[i][1], probabilities[i][2], probabilities[i][3], value.x, value.y);
           ptx::mma(accumulator_[2 * j + 1], probabilities[i][0], probabilities[i][1], probabilities[i][2], probabilities[i][3], value.z, value.w);
         }
@@ -246,8 +286,9 @@ class SoftmaxState<true> {
   }
 
  private:
-  // The keys of one block with all queries.
-  MONOLANE_DEVICE static void score(const Word4* keys, int rows, float (&low)[4], float (&high)[4]) {
+  // The attention scores of all queries with the keys of one page: with tokens 0 to 7, and with tokens 8 to 15. Rows beyond the last one
+  // repeat it; their results are not used. Queries and keys have the same permutation of dimensions within a fragment, so it cancels out.
+  MONOLANE_DEVICE static void score(const Word4* keys, int rows, float (&first_tokens)[4], float (&last_tokens)[4]) {
     const int g = lane_id() / 4;
     const uint16_t* q = attention::queries() + lane_id() % 4 * 8;
     float sums[2][4] = {};
@@ -263,7 +304,7 @@ class SoftmaxState<true> {
       }
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) low[i] = sums[0][i], high[i] = sums[1][i];
+    for (int i = 0; i < 4; i++) first_tokens[i] = sums[0][i], last_tokens[i] = sums[1][i];
   }
 
   MONOLANE_DEVICE void clear_accumulator() {
@@ -277,26 +318,28 @@ class SoftmaxState<true> {
   float accumulator_[2 * kValueFragments][4];
 };
 
-// Of up to eight queries: they are the columns of a product, so that half the products do, and this lane's are 2t and 2t + 1.
-// The rows are positions, and then dimensions of values: two units of keys, or one of values, are an A operand as they lie.
+// For up to 8 queries, as the columns of the MMA results: S^T = K Q^T, O^T = V^T P^T. It takes half as many MMAs as queries as rows.
+// Columns 2t and 2t + 1 are those of thread 4g+t. The rows are tokens in the first product and dimensions of the values in the second: two
+// key fragments, or one value fragment, are an A operand as they lie in memory. The probabilities are transposed to become the B operand.
 template <>
 class SoftmaxState<false> {
  public:
   using Probabilities = uint32_t[kStepPages][2];
 
   template <bool kFirstStep>
-  MONOLANE_DEVICE void probabilities(const KvFragments& held, int rows, const int (&pages)[kStepPages], bool whole, const int (&low)[2], const int (&limit)[2], Probabilities& probabilities) {
-    float scores[kStepPages][4];  // of positions g and g + 8, two queries each
+  MONOLANE_DEVICE void probabilities(const KvFragments& kv, int rows, const int (&pages)[kStepPages], bool all_visible,
+                                     const int (&first_visible)[2], const int (&last_visible)[2], Probabilities& probabilities) {
+    float scores[kStepPages][4];  // of tokens g and g + 8 of a page, with two queries each
     const int g = lane_id() / 4;
 #pragma unroll
-    for (int i = 0; i < kStepPages; i++) score(held.keys + i * kKeyFragments, rows, scores[i]);
-    if (!whole) {
+    for (int i = 0; i < kStepPages; i++) score(kv.keys + i * kKeyFragments, rows, scores[i]);
+    if (!all_visible) {
 #pragma unroll
       for (int i = 0; i < kStepPages; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           const int position = pages[i] * kPageTokens + e / 2 * 8 + g;
-          if (position < low[0] || position > limit[0]) scores[i][e] = -kInfinity;
+          if (position < first_visible[0] || position > last_visible[0]) scores[i][e] = -kInfinity;
         }
     }
     float highest[2];
@@ -312,11 +355,12 @@ class SoftmaxState<false> {
       for (int r = 0; r < 2; r++) highest[r] = fmaxf(highest[r], ptx::shuffle_xor(highest[r], mask));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const float shrink = rows_[r].raise_max<kFirstStep>(highest[r]);
+      const float rescale = rows_[r].raise_max<kFirstStep>(highest[r]);
 #pragma unroll
-      for (int j = 0; !kFirstStep && j < kValueFragments; j++) accumulator_[j][r] *= shrink, accumulator_[j][2 + r] *= shrink;
+      for (int j = 0; !kFirstStep && j < kValueFragments; j++) accumulator_[j][r] *= rescale, accumulator_[j][2 + r] *= rescale;
 #pragma unroll
-      for (int i = 0; i < kStepPages; i++) scores[i][r] = rows_[r].probability(scores[i][r]), scores[i][2 + r] = rows_[r].probability(scores[i][2 + r]);
+      for (int i = 0; i < kStepPages; i++)
+        scores[i][r] = rows_[r].probability(scores[i][r]), scores[i][2 + r] = rows_[r].probability(scores[i][2 + r]);
     }
 #pragma unroll
     for (int i = 0; i < kStepPages; i++)
@@ -325,12 +369,12 @@ class SoftmaxState<false> {
   }
 
   template <bool kFirstStep>
-  MONOLANE_DEVICE void accumulate(const KvFragments& held, const Probabilities& probabilities) {
+  MONOLANE_DEVICE void accumulate(const KvFragments& kv, const Probabilities& probabilities) {
 #pragma unroll
     for (int i = 0; i < kStepPages; i++)
 #pragma unroll
       for (int j = 0; j < kValueFragments; j++) {
-        const Word4& value = held.values[i * kValueFragments + j];
+        const Word4& value = kv.values[i * kValueFragments + j];
         if (kFirstStep && i == 0) accumulator_[j][0] = accumulator_[j][1] = accumulator_[j][2] = accumulator_[j][3] = 0.0f;
         ptx::mma(accumulator_[j], value.x, value.z, value.y, value.w, probabilities[i][0], probabilities[i][1]);
       }
@@ -365,7 +409,7 @@ class SoftmaxState<false> {
   }
 
  private:
-  // The keys of one block with all queries.
+  // The attention scores of all queries with the keys of one page. Columns beyond the last query repeat it; their results are not used.
   MONOLANE_DEVICE static void score(const Word4* keys, int rows, float (&scores)[4]) {
     const uint16_t* q = attention::queries() + min(lane_id() / 4, rows - 1) * kQueryStride + lane_id() % 4 * 8;
     float sums[2][4] = {};

@@ -1,6 +1,7 @@
-// The attendant: a warp of each block that looks after it while the others work. It raises `over` when the block has not
-// got on for too long, or when another has reported so. In the first block it also is the link to the host: it tells of
-// tokens, and brings the wish to abort, so that no consumer ever waits for the host's memory.
+// The watchdog warp, of which one thread runs. It sets the flag `failed` in shared memory, which ends all waits of its worker, when the
+// worker has begun no stage for deadline_ns, or when another worker has reported a failure in global memory. On worker 0 it also is the
+// link to the host: it writes tokens from the mailbox in shared memory to host memory, and it reads the host's abort flag into shared
+// memory, so consumer warps never wait for host memory.
 #pragma once
 #include "launch.cuh"
 
@@ -12,14 +13,15 @@ class Watchdog {
     const bool host = worker_id() == 0;
     bool stopped = false;
     while (!stopped) {
-      stopped = ptx::load_shared_acquire(&flags()->consumers_done) != 0;  // looked at first: what was posted before it is seen after it
+      // The flag is read before the mailbox, so tokens that were posted before the flag was set are still delivered in this iteration.
+      stopped = ptx::load_shared_acquire(&flags()->consumers_done) != 0;
       check();
       if (!host) {
         ptx::nanosleep(kPollNs);
         continue;
       }
       deliver();
-      if (step_ - told_ >= kStageCount) monolane_launch.outcome->steps = told_ = step_;
+      if (step_ - reported_ >= kStageCount) monolane_launch.outcome->steps = reported_ = step_;  // a sign of life, about once per pass
       if (ptx::load_system(monolane_launch.abort)) ptx::store_shared(&flags()->aborted, 1);
     }
     const uint32_t status = ptx::load_shared(&flags()->status);
@@ -31,6 +33,7 @@ class Watchdog {
 
   MONOLANE_DEVICE static shared::Flags* flags() { return shared::flags(); }
 
+  // Sets `failed` where a deadline has passed, here or on another worker. The first worker to find itself stuck reports where it waits.
   MONOLANE_DEVICE void check() {
     if (ptx::load_relaxed(monolane_launch.failed)) return ptx::store_shared(&flags()->failed, 1);
     const uint32_t step = ptx::load_shared(&flags()->step);
@@ -49,6 +52,7 @@ class Watchdog {
     ptx::store_shared(&flags()->failed, 1);
   }
 
+  // Writes all posted tokens to host memory. The host reads the count `made`, stored with release, before it reads the entries.
   MONOLANE_DEVICE void deliver() {
     const uint32_t posted = ptx::load_shared_acquire(&flags()->posted);
     for (; written_ != posted; written_++) {
@@ -62,11 +66,11 @@ class Watchdog {
     }
   }
 
-  uint32_t step_ = 0, told_ = 0, written_ = 0;
-  int64_t since_ = ptx::now_ns();
+  uint32_t step_ = 0, reported_ = 0, written_ = 0;  // last step seen, last step reported to the host, tokens delivered
+  int64_t since_ = ptx::now_ns();                   // when step_ was first seen
 };
 
-// A token for the host, by one thread of the first block.
+// Posts a token to the mailbox for the host; called by one consumer thread of worker 0. Waits while the mailbox is full.
 MONOLANE_DEVICE void post(int32_t token, int64_t made) {
   shared::Flags* flags = shared::flags();
   const uint32_t posted = ptx::load_shared(&flags->posted);

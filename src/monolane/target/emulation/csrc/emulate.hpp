@@ -1,9 +1,10 @@
-// The functions of ptx.cuh for a machine without a GPU: the same names, signatures and meaning, made of fibers, memcpy and
-// atomics (machine.hpp, scheduler.hpp). A kernel includes this file or ptx.cuh, and nothing else in it changes.
+// The functions of ptx.cuh for a machine without a GPU: the same names, signatures and meaning, made of fibers, memcpy and atomics
+// (machine.hpp, scheduler.hpp). A kernel includes either this file or ptx.cuh, and nothing else in it changes. Every CUDA thread is a fiber.
+// Most functions that other CUDA threads can observe give the scheduler a chance to delay the fiber or to switch to others.
 //
-// Under ThreadSanitizer, CUDA threads race unless the kernel orders them: by sync, sync_warp, a copy barrier, a release read
-// by an acquire, or a fence on both sides. Shuffles, `any` and `mma` order no memory, as on the GPU.
-// A word read relaxed says nothing of other memory: what is reused on its word alone must be read and written relaxed too.
+// ThreadSanitizer reports a race between CUDA threads unless the kernel orders their accesses: by a named barrier, by sync_warp, by an mbarrier,
+// by a release that an acquire reads, or by a fence on both sides. Shuffles, `any` and `mma` order no memory, as on the GPU. A relaxed load
+// orders no other memory either: memory that is reused because of a relaxed load alone must itself be read and written relaxed.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,7 @@
 
 namespace monolane {
 
-using std::max, std::min;  // CUDA has them without a namespace
+using std::max, std::min;  // CUDA declares them in the global namespace
 
 struct alignas(16) Word4 {
   uint32_t x, y, z, w;
@@ -34,18 +35,23 @@ struct alignas(16) Word4 {
 
 namespace emulate {
 
+// Warp-wide functions: every thread leaves its operands in the Warp, the last one to arrive computes the results of all threads, and then each
+// takes its own.
+
+// The value of thread `source` of the warp. `what` names the function in messages.
 MONOLANE_UNTRACKED uint64_t shuffle(const char* what, uint64_t value, int source) {
   Warp& warp = emulate::warp();
-  const int lane = emulate::lane();
-  warp.value[lane] = value;
-  warp.source[lane] = source;
+  const int lane_id = emulate::lane();
+  warp.value[lane_id] = value;
+  warp.source[lane_id] = source;
   if (meet_warp(warp, what)) {
     for (int i = 0; i < kLanes; ++i) warp.result[i] = warp.value[warp.source[i]];
     open(warp.meeting);
   }
-  return warp.result[lane];
+  return warp.result[lane_id];
 }
 
+// The thread that shuffle_xor with this mask reads from.
 MONOLANE_UNTRACKED int lane_across(int mask) {
   if (mask < 0 || mask >= kLanes) fail("shuffle_xor: mask %d is not within a warp", mask);
   return lane() ^ mask;
@@ -53,33 +59,34 @@ MONOLANE_UNTRACKED int lane_across(int mask) {
 
 MONOLANE_UNTRACKED bool any_lane(bool value) {
   Warp& warp = emulate::warp();
-  const int lane = emulate::lane();
-  warp.value[lane] = value;
+  const int lane_id = emulate::lane();
+  warp.value[lane_id] = value;
   if (meet_warp(warp, "any")) {
     uint64_t found = 0;
     for (int i = 0; i < kLanes; ++i) found |= warp.value[i];
     for (int i = 0; i < kLanes; ++i) warp.result[i] = found;
     open(warp.meeting);
   }
-  return warp.result[lane] != 0;
+  return warp.result[lane_id] != 0;
 }
 
-// The fragments, by lane 4g+t: a0 = A[g][2t..], a1 = A[g+8][2t..], a2 = A[g][2t+8..], a3 = A[g+8][2t+8..];
-// b0 = B[2t..][g], b1 = B[2t+8..][g]; c0, c1 = C[g][2t..]; c2, c3 = C[g+8][2t..]. Two bf16 per word, the lower index low.
+// C += A B from the registers of all threads of a warp. Thread 4g+t holds a0 = A[g][2t, 2t+1], a1 = A[g+8][2t, 2t+1], a2 = A[g][2t+8, 2t+9],
+// a3 = A[g+8][2t+8, 2t+9]; b0 = B[2t, 2t+1][g], b1 = B[2t+8, 2t+9][g]; c0, c1 = C[g][2t, 2t+1]; c2, c3 = C[g+8][2t, 2t+1]. A register of a or b has
+// two bf16, the lower index in the lower half.
 MONOLANE_UNTRACKED void multiply_fragments(Warp& warp) {
   float a[16][16], b[16][8], c[16][8];
   const auto low = [](uint32_t pair) { return __builtin_bit_cast(float, pair << 16); };
   const auto high = [](uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); };
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const int g = lane / 4, k = lane % 4 * 2;
+  for (int lane_id = 0; lane_id < kLanes; ++lane_id) {
+    const int g = lane_id / 4, k = lane_id % 4 * 2;
     for (int i = 0; i < 4; ++i) {
-      const uint32_t pair = warp.a[lane][i];
+      const uint32_t pair = warp.a[lane_id][i];
       a[g + i % 2 * 8][k + i / 2 * 8] = low(pair);
       a[g + i % 2 * 8][k + i / 2 * 8 + 1] = high(pair);
-      c[g + i / 2 * 8][k + i % 2] = warp.c[lane][i];
+      c[g + i / 2 * 8][k + i % 2] = warp.c[lane_id][i];
     }
     for (int i = 0; i < 2; ++i) {
-      const uint32_t pair = warp.b[lane][i];
+      const uint32_t pair = warp.b[lane_id][i];
       b[k + i * 8][g] = low(pair);
       b[k + i * 8 + 1][g] = high(pair);
     }
@@ -87,23 +94,24 @@ MONOLANE_UNTRACKED void multiply_fragments(Warp& warp) {
   for (int row = 0; row < 16; ++row)
     for (int k = 0; k < 16; ++k)
       for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
-  for (int lane = 0; lane < kLanes; ++lane)
-    for (int i = 0; i < 4; ++i) warp.sum[lane][i] = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+  for (int lane_id = 0; lane_id < kLanes; ++lane_id)
+    for (int i = 0; i < 4; ++i) warp.sum[lane_id][i] = c[lane_id / 4 + i / 2 * 8][lane_id % 4 * 2 + i % 2];
 }
 
 MONOLANE_UNTRACKED void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   Warp& warp = emulate::warp();
-  const int lane = emulate::lane();
-  for (int i = 0; i < 4; ++i) warp.a[lane][i] = a[i], warp.c[lane][i] = c[i];
-  for (int i = 0; i < 2; ++i) warp.b[lane][i] = b[i];
+  const int lane_id = emulate::lane();
+  for (int i = 0; i < 4; ++i) warp.a[lane_id][i] = a[i], warp.c[lane_id][i] = c[i];
+  for (int i = 0; i < 2; ++i) warp.b[lane_id][i] = b[i];
   if (meet_warp(warp, "mma")) {
     multiply_fragments(warp);
     open(warp.meeting);
   }
-  for (int i = 0; i < 4; ++i) c[i] = warp.sum[lane][i];
+  for (int i = 0; i < 4; ++i) c[i] = warp.sum[lane_id][i];
 }
 
-inline uint32_t fences = 0;  // ThreadSanitizer knows no fences: here every fence orders itself after those before it
+// ThreadSanitizer does not support fences. So every fence is an acquire and release of this word, which orders it after all fences before it.
+inline uint32_t fences = 0;
 
 }  // namespace emulate
 
@@ -118,7 +126,7 @@ MONOLANE_DEVICE uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(static_cast<const char*>(p) - emulate::block().shared);
 }
 
-// --- barriers of copies (mbarrier) ---
+// --- mbarriers and bulk copies ---
 
 MONOLANE_DEVICE void mbarrier_init(uint64_t* barrier, int arrivals) {
   emulate::act();
@@ -161,7 +169,7 @@ MONOLANE_DEVICE void bulk_copy(void* to, const void* from, uint32_t bytes, uint6
 
 MONOLANE_DEVICE void bulk_copy_evict_first(void* to, const void* from, uint32_t bytes, uint64_t* barrier) { bulk_copy(to, from, bytes, barrier); }
 
-// --- threads of a block ---
+// --- threads of one thread block ---
 
 template <int kId, int kCount>
 MONOLANE_DEVICE void named_barrier() {
@@ -186,11 +194,11 @@ MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) {
   return emulate::shuffle("shuffle_xor(uint64_t)", value, emulate::lane_across(mask));
 }
-MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int lane) { return emulate::shuffle("shuffle", value, lane); }
+MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int source) { return emulate::shuffle("shuffle", value, source); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
-  const int lane = emulate::lane();
+  const int lane_id = emulate::lane();
   if (delta < 0) emulate::fail("shuffle_up: delta %d is negative", delta);
-  return emulate::shuffle("shuffle_up", value, delta > lane ? lane : lane - delta);
+  return emulate::shuffle("shuffle_up", value, delta > lane_id ? lane_id : lane_id - delta);
 }
 MONOLANE_DEVICE bool any(bool value) { return emulate::any_lane(value); }
 
@@ -214,18 +222,20 @@ MONOLANE_DEVICE void store_shared_release(uint32_t* p, uint32_t v) {
 }
 MONOLANE_DEVICE uint32_t transpose(uint32_t pair) {
   const int column = emulate::lane() / 4, row = emulate::lane() % 4 * 2;
-  const uint64_t one = emulate::shuffle("transpose", pair, row * 4 + column / 2), two = emulate::shuffle("transpose", pair, (row + 1) * 4 + column / 2);
+  const uint64_t first = emulate::shuffle("transpose", pair, row * 4 + column / 2);
+  const uint64_t second = emulate::shuffle("transpose", pair, (row + 1) * 4 + column / 2);
   const int shift = column % 2 * 16;
-  return static_cast<uint32_t>((one >> shift & 0xffff) | (two >> shift & 0xffff) << 16);
+  return static_cast<uint32_t>((first >> shift & 0xffff) | (second >> shift & 0xffff) << 16);
 }
 MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
   emulate::mma(c, a, b);
 }
 
-// --- words other blocks write while we look: every look gives the others a turn ---
+// --- words in global memory that other thread blocks write while this one polls them. Every load lets the other fibers run first ---
 
-MONOLANE_DEVICE Word4 load_relaxed(const Word4* p) {  // each word whole; the four may be of different times
+// The load is atomic for each 32-bit word, not for all 16 bytes.
+MONOLANE_DEVICE Word4 load_relaxed(const Word4* p) {
   emulate::poll("load_relaxed(Word4)");
   return {__atomic_load_n(&p->x, __ATOMIC_RELAXED), __atomic_load_n(&p->y, __ATOMIC_RELAXED),
           __atomic_load_n(&p->z, __ATOMIC_RELAXED), __atomic_load_n(&p->w, __ATOMIC_RELAXED)};
@@ -267,11 +277,12 @@ MONOLANE_DEVICE uint32_t compare_and_swap(uint32_t* p, uint32_t expected, uint32
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return expected;
 }
+// Emulated copies have no proxy of their own: they see what threads have written.
 MONOLANE_DEVICE void fence_proxy_async_global() {}
-MONOLANE_DEVICE void fence_proxy_async_shared() {}  // copies see what threads have written as they are
+MONOLANE_DEVICE void fence_proxy_async_shared() {}
 MONOLANE_DEVICE void fence() { __atomic_fetch_add(&emulate::fences, 1, __ATOMIC_ACQ_REL); }
 
-// --- the host's memory ---
+// --- host memory ---
 
 MONOLANE_DEVICE uint32_t load_system(const uint32_t* p) {
   emulate::poll("load_system");
@@ -282,7 +293,7 @@ MONOLANE_DEVICE void store_system_release(uint32_t* p, uint32_t v) {
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 
-// --- the rest ---
+// --- other loads, time, numbers, counters ---
 
 MONOLANE_DEVICE Word4 load_l2(const Word4* p) { return *p; }
 MONOLANE_DEVICE void prefetch(const void* p) { (void)p; }
@@ -291,7 +302,7 @@ MONOLANE_DEVICE int64_t now_ns() {
   return emulate::steady_ns();
 }
 MONOLANE_DEVICE void nanosleep(int ns) {
-  (void)ns;  // others' turns take longer
+  (void)ns;  // one turn of the other fibers takes longer
   emulate::poll("nanosleep");
 }
 MONOLANE_DEVICE float rsqrt(float x) { return 1.0f / std::sqrt(x); }
@@ -315,7 +326,8 @@ MONOLANE_DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t which) {
 MONOLANE_DEVICE uint64_t umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
-MONOLANE_DEVICE int32_t round_to_integer(float x) {  // to nearest even; beyond the range, and for NaN, as the GPU
+// Rounds to nearest even. Numbers beyond the range are clamped and NaN becomes 0, as on the GPU.
+MONOLANE_DEVICE int32_t round_to_integer(float x) {
   if (x >= 0x1p31f) return std::numeric_limits<int32_t>::max();
   if (x < -0x1p31f) return std::numeric_limits<int32_t>::min();
   return x != x ? 0 : static_cast<int32_t>(std::nearbyint(x));

@@ -1,5 +1,5 @@
-// Fibers: many flows of control inside one thread of the operating system, switched by hand. ThreadSanitizer is told of
-// every switch, and that a switch orders nothing: fibers race like threads unless they synchronise.
+// Fibers: many stacks inside one thread of the operating system, between which the emulator switches explicitly. It reports every switch to
+// ThreadSanitizer, as a switch that orders no memory: fibers race like threads unless they synchronise.
 #pragma once
 
 #include <sys/mman.h>
@@ -24,7 +24,7 @@
 
 #if MONOLANE_TSAN
 #include <sanitizer/tsan_interface.h>
-// The emulator's own books are kept in functions that ThreadSanitizer does not follow; it sees what the kernel does.
+// ThreadSanitizer does not instrument functions that handle the emulator's own state; it checks what the kernel does.
 #define MONOLANE_UNTRACKED __attribute__((no_sanitize("thread"))) inline
 #else
 #define MONOLANE_UNTRACKED inline
@@ -36,7 +36,7 @@
 
 namespace monolane::emulate {
 
-// Memory of its own with a page after it (and before it) that may not be touched: an overrun ends at once.
+// Mapped memory with an inaccessible guard page before and after it, so that an overrun ends the process at once.
 class Pages {
  public:
   explicit Pages(size_t bytes) : page_(sysconf(_SC_PAGESIZE)), bytes_((bytes + page_ - 1) / page_ * page_) {
@@ -60,7 +60,8 @@ class Pages {
 
 #if defined(__x86_64__)
 
-using Saved = void*;  // the stack pointer; everything else lies on the stack
+// The saved state of a fiber: its stack pointer. The registers that a call must preserve lie on its stack.
+using Saved = void*;
 
 #if defined(__clang__)
 __attribute__((naked, noinline, no_sanitize("thread")))
@@ -76,15 +77,16 @@ swap_stacks(Saved* /*rdi: from*/, const Saved* /*rsi: to*/) {
 }
 
 inline void prepare_stack(Saved& saved, char* /*bottom*/, char* end, void (*entry)()) {
-  void** top = reinterpret_cast<void**>(end);  // 16-byte aligned
-  top[-1] = nullptr;                           // where entry would return to: it never does
-  top[-2] = reinterpret_cast<void*>(entry);    // six registers below it: zero, as the pages are
+  void** top = reinterpret_cast<void**>(end);  // aligned to 16 bytes
+  top[-1] = nullptr;                           // the return address of `entry`, which never returns
+  top[-2] = reinterpret_cast<void*>(entry);    // below it lie the six saved registers, zero as fresh memory is
   saved = top - 8;
 }
 
 #else
 
-using Saved = ucontext_t;  // a system call per switch, but everywhere
+// Portable, at the price of a system call per switch.
+using Saved = ucontext_t;
 
 inline void swap_stacks(Saved* from, const Saved* to) { swapcontext(from, to); }
 inline void prepare_stack(Saved& saved, char* bottom, char* end, void (*entry)()) {
@@ -96,18 +98,20 @@ inline void prepare_stack(Saved& saved, char* bottom, char* end, void (*entry)()
 
 #endif
 
-// Where a fiber, or the thread that started the fibers, goes on when it is switched to.
+// Where a fiber, or the thread that started the fibers, continues when it is switched to.
 struct Context {
   Saved saved{};
   void* tsan = nullptr;
 
-  // entry never returns. The stacks of neighbours start at different cache lines: all at the same would evict each other.
+  // Prepares a fiber that runs `entry`, which never returns. Stacks of neighbouring fibers start at different offsets within a page; at the
+  // same offset they would share sets of the CPU cache and evict each other.
   void begin(const Pages& stack, int index, void (*entry)()) {
     prepare_stack(saved, stack.begin(), stack.end() - index * 320 % 4096, entry);
 #if MONOLANE_TSAN
     tsan = __tsan_create_fiber(0);
 #endif
   }
+  // For the thread that starts the fibers.
   void begin_here() {
 #if MONOLANE_TSAN
     tsan = __tsan_get_current_fiber();

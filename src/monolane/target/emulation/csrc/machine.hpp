@@ -1,6 +1,6 @@
-// What a block of CUDA threads has on a machine without a GPU: a fiber per thread, which take turns; meetings of warps and
-// of named barriers; shared memory; barriers of copies, and copies that land some turns later, in any order. Misuse ends the
-// process with a message.
+// The state of one emulated thread block: a fiber for each CUDA thread, meetings (where the threads of a warp or of a named barrier wait for
+// each other), shared memory, mbarriers, and bulk copies, which land some turns later and in any order. In one turn the scheduler
+// (scheduler.hpp) resumes each fiber that can run once, until the fiber yields. Misuse ends the process with a message.
 #pragma once
 
 #include <chrono>
@@ -14,32 +14,36 @@
 namespace monolane::emulate {
 
 // --- what a test may set before a launch ---
-inline int delay_permille = 0;  // how often, in a thousand calls, a CUDA thread stays away for some turns
-inline uint64_t seed = 1;       // of the delays and of the time copies take
-inline double patience_s = 60;  // no progress in any block for so long is a deadlock
+inline int delay_permille = 0;  // of 1,000 calls, how many delay the CUDA thread for some turns
+inline uint64_t seed = 1;       // of the random delays and of the random time that copies take
+inline double patience_s = 60;  // seconds without progress in any thread block after which a deadlock is reported
 
 constexpr int kLanes = 32;
 constexpr int kNamedBarriers = 16;
 constexpr int kMostThreads = 1024;
-constexpr size_t kMostShared = 227 * 1024;        // bytes per block on sm_90
-constexpr int kMostCopies = 1024;                 // in flight in one block
-constexpr int kCopyTurns = 16, kDelayTurns = 24;  // at most
+constexpr size_t kMostShared = 227 * 1024;        // bytes per thread block on sm_90
+constexpr int kMostCopies = 1024;                 // in flight in one thread block
+constexpr int kCopyTurns = 16, kDelayTurns = 24;  // most turns of a copy and of a delay
 
-// Where a number of CUDA threads wait for each other.
+// A reusable barrier, where `expected` CUDA threads wait for each other.
 struct Meeting {
-  uint32_t generation = 0;  // how often everybody has come
+  uint32_t generation = 0;  // how often it has opened
   int arrived = 0;
   int expected = 0;
-  const char* what = nullptr;
-  uint32_t order[2] = {};  // released on arrival, acquired on leaving; by turns, so that the next meeting does not count
+  const char* what = nullptr;  // the function that the threads have called
+  // For ThreadSanitizer: each thread releases it on arrival and acquires it on leaving. Generations alternate between the two words, so that
+  // arrivals of the next generation are not acquired.
+  uint32_t order[2] = {};
 };
 
 struct Warp {
   Meeting meeting;
-  int finished = 0;  // lanes that have left the kernel
+  int finished = 0;  // threads that have left the kernel
+  // Operands and results of shuffles and `any`.
   uint64_t value[kLanes];
   int source[kLanes];
   uint64_t result[kLanes];
+  // Operands and results of `mma`.
   uint32_t a[kLanes][4], b[kLanes][2];
   float c[kLanes][4], sum[kLanes][4];
 };
@@ -48,10 +52,10 @@ struct Fiber {
   Context context;
   int index = 0;
   Warp* warp = nullptr;
-  int delay = 0;                   // turns to stay away
-  const uint32_t* gate = nullptr;  // not to be woken while *gate is `closed`
+  int delay = 0;                   // turns before it is resumed
+  const uint32_t* gate = nullptr;  // the fiber is not resumed while *gate equals `closed`
   uint32_t closed = 0;
-  const char* waits = "its first turn";
+  const char* waits = "its first turn";  // what it waits for, for the report of a deadlock
   bool finished = false;
 };
 
@@ -65,12 +69,14 @@ struct Copy {
 
 struct Block;
 
-struct Run {  // one launch
+// One launch.
+struct Run {
   std::function<void()> kernel;
   std::vector<std::unique_ptr<Block>> blocks;
-  int64_t progress_ns = 0;  // when any block last did something other than polling
+  int64_t progress_ns = 0;  // when any thread block last did something other than polling
 };
 
+// One thread block.
 struct Block {
   Block(Run& run, int index, int threads, size_t shared_bytes);
   void execute();
@@ -86,20 +92,20 @@ struct Block {
   Meeting named[kNamedBarriers];
   Copy copies[kMostCopies];
   int in_flight = 0;
-  uint32_t issued = 0;  // released when a copy is issued, acquired when it lands
+  uint32_t issued = 0;  // for ThreadSanitizer: released when a copy is issued, acquired when it lands
   Context scheduler;
-  Fiber* current = nullptr;
+  Fiber* current = nullptr;  // the fiber that runs; null while the scheduler runs
   uint64_t random;
-  bool progress = false;
-  int finished = 0;
-  uint32_t ended = 0;  // released by every fiber at its end
+  bool progress = false;  // whether a fiber did something other than polling since the last turn
+  int finished = 0;       // fibers that have left the kernel
+  uint32_t ended = 0;     // for ThreadSanitizer: released by every fiber at its end
 
  private:
   void land_copies();
   void deadlock();
 };
 
-inline thread_local constinit Block* here = nullptr;  // the block this thread runs
+inline thread_local constinit Block* here = nullptr;  // the thread block that this thread of the operating system runs
 
 MONOLANE_UNTRACKED Block& block() { return *here; }
 MONOLANE_UNTRACKED int thread() { return here->current->index; }
@@ -110,6 +116,7 @@ inline int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// Ends the process with a message that names the CUDA thread.
 [[noreturn, gnu::format(printf, 1, 2)]] inline void fail(const char* format, ...) {
   if (here != nullptr && here->current != nullptr)
     std::fprintf(stderr, "monolane emulation: block %d, thread %d: ", here->index, here->current->index);
@@ -125,11 +132,13 @@ inline int64_t steady_ns() {
 
 // --- turns ---
 
+// A pseudo-random number in [0, below).
 MONOLANE_UNTRACKED uint32_t draw(Block& block, uint32_t below) {
   block.random = block.random * 6364136223846793005u + 1442695040888963407u;
   return static_cast<uint32_t>((block.random >> 33) % below);
 }
 
+// The current fiber yields to the scheduler. `what`: what it waits for.
 MONOLANE_UNTRACKED void give_turn(const char* what) {
   Block& self = *here;
   Fiber& fiber = *self.current;
@@ -145,7 +154,8 @@ MONOLANE_UNTRACKED void delay_sometimes() {
 
 MONOLANE_UNTRACKED void note_progress(Block& block) { block.progress = true; }
 
-// Every call that others may notice begins with one of these two.
+// Functions that other CUDA threads can observe begin with one of these two: `act` counts as progress, `poll` yields and does not. The
+// exceptions, which neither yield nor delay, are load_shared_acquire, store_shared_release, fence and load_l2.
 MONOLANE_UNTRACKED void act() {
   delay_sometimes();
   note_progress(*here);
@@ -159,7 +169,8 @@ MONOLANE_UNTRACKED void poll(const char* what) {
 
 MONOLANE_UNTRACKED uint32_t* order_of(Meeting& meeting) { return &meeting.order[meeting.generation & 1]; }
 
-// True for the last to come, which does what is to be done for all and then opens; the others return once it is open.
+// Returns true for the last thread to arrive, which does the work for all threads and then calls `open`. For the other threads it returns false
+// once the meeting has been opened. All threads must call the same function, with the same number of threads.
 MONOLANE_UNTRACKED bool meet(Meeting& meeting, int expected, const char* what) {
   if (meeting.arrived == 0) {
     meeting.expected = expected;
@@ -180,14 +191,14 @@ MONOLANE_UNTRACKED void open(Meeting& meeting) {
   note_progress(*here);
 }
 
-// All lanes of a warp; orders no memory by itself, as on the GPU.
+// The meeting of all threads of a warp. It orders no memory by itself, as on the GPU.
 MONOLANE_UNTRACKED bool meet_warp(Warp& warp, const char* what) {
   delay_sometimes();
   if (warp.finished > 0) fail("calls %s after %d lanes of its warp have left the kernel", what, warp.finished);
   return meet(warp.meeting, kLanes, what);
 }
 
-// Meetings after which everybody sees what everybody wrote before.
+// Meetings that order memory: after them each thread sees what the other threads wrote before them.
 inline void synchronise(Meeting& meeting, int expected) {
   uint32_t* order = order_of(meeting);
   __atomic_fetch_add(order, 1, __ATOMIC_RELEASE);
@@ -201,14 +212,15 @@ inline void synchronise_warp(Warp& warp) {
   (void)__atomic_load_n(order, __ATOMIC_ACQUIRE);
 }
 
-// --- barriers of copies: what the 64 bits hold ---
+// --- mbarriers ---
 
+// The 64 bits of an mbarrier.
 struct CopyBarrier {
-  int32_t bytes;  // still to come
-  uint16_t pending;
-  uint16_t arrivals : 15, phase : 1;
+  int32_t bytes;                      // expected bytes that have not landed; negative when bytes land before they are expected
+  uint16_t pending;                   // arrivals that are missing in this phase
+  uint16_t arrivals : 15, phase : 1;  // arrivals of every phase; parity of the phase
 };
-constexpr int kMostArrivals = 0x7ffe;  // all ones is memory never written
+constexpr int kMostArrivals = 0x7ffe;  // 0x7fff is what shared memory that was never written reads as
 
 inline uint64_t pack(CopyBarrier state) { return __builtin_bit_cast(uint64_t, state); }
 MONOLANE_UNTRACKED CopyBarrier unpack(uint64_t word) {
@@ -217,6 +229,7 @@ MONOLANE_UNTRACKED CopyBarrier unpack(uint64_t word) {
   return state;
 }
 
+// Fails unless `bytes` bytes at `p` lie in the shared memory of this thread block and are aligned.
 inline void check_shared(const void* p, size_t bytes, size_t alignment, const char* what) {
   const Block& self = block();
   const char* begin = static_cast<const char*>(p);
@@ -226,6 +239,8 @@ inline void check_shared(const void* p, size_t bytes, size_t alignment, const ch
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0) fail("%s: %p is not %zu-byte aligned", what, p, alignment);
 }
 
+// Counts arrivals and expected (or, if negative, landed) bytes, and completes the phase when none are missing. Only one thread of the operating
+// system runs a thread block, so the read-modify-write need not be atomic; the exchange is a release for ThreadSanitizer.
 inline void update_barrier(uint64_t* barrier, int arrivals, int64_t expected_bytes) {
   CopyBarrier state = unpack(__atomic_load_n(barrier, __ATOMIC_RELAXED));
   if (arrivals > state.pending) fail("arrives at a barrier whose %d arrivals of this phase are in", state.arrivals);
@@ -240,7 +255,7 @@ inline void update_barrier(uint64_t* barrier, int arrivals, int64_t expected_byt
   __atomic_exchange_n(barrier, pack(state), __ATOMIC_RELEASE);
 }
 
-// --- copies ---
+// --- bulk copies ---
 
 MONOLANE_UNTRACKED void enqueue(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   Block& self = *here;
@@ -248,7 +263,7 @@ MONOLANE_UNTRACKED void enqueue(void* to, const void* from, uint32_t bytes, uint
   self.copies[self.in_flight++] = {to, from, bytes, barrier, 1 + static_cast<int>(draw(self, kCopyTurns))};
 }
 
-// Takes a copy whose time has come; where there is none, the others are one turn nearer.
+// Removes a copy whose time has come. Where there is none, all copies come one turn nearer, and it returns false.
 MONOLANE_UNTRACKED bool dequeue(Block& self, Copy& landed) {
   for (int i = 0; i < self.in_flight; ++i) {
     if (self.copies[i].turns > 0) continue;

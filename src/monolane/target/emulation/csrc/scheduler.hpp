@@ -1,5 +1,6 @@
-// How blocks run: one thread of the operating system each, turn after turn until all their fibers have left. A block that
-// only polls offers its core to the others; where no block gets on, the process ends with what everybody waits for.
+// How thread blocks run: each in one thread of the operating system, turn after turn, until all its fibers have left the kernel. A thread block
+// whose fibers only poll yields its core to the other thread blocks. When no thread block makes progress, the process ends with a report of
+// what each fiber waits for.
 #pragma once
 
 #include <sched.h>
@@ -12,8 +13,8 @@
 
 namespace monolane::emulate {
 
-constexpr int kIdleTurns = 8;  // turns without progress before the core is offered to other blocks
-constexpr size_t kStack = (MONOLANE_TSAN ? 256 : 64) * 1024;  // bytes; ThreadSanitizer writes its reports on it
+constexpr int kIdleTurns = 8;  // turns without progress after which a thread block yields its core
+constexpr size_t kStack = (MONOLANE_TSAN ? 256 : 64) * 1024;  // bytes of a fiber's stack; ThreadSanitizer needs some for its reports
 
 inline Block::Block(Run& run_, int index_, int threads_, size_t shared_bytes_)
     : run(run_),
@@ -21,11 +22,11 @@ inline Block::Block(Run& run_, int index_, int threads_, size_t shared_bytes_)
       threads(threads_),
       shared_bytes(shared_bytes_),
       shared_pages(shared_bytes_ + 128),
-      shared(shared_pages.end() - (shared_bytes_ + 127) / 128 * 128),  // ends where the pages end
+      shared(shared_pages.end() - (shared_bytes_ + 127) / 128 * 128),  // ends at the guard page
       fibers(new Fiber[static_cast<size_t>(threads_)]),
       warps(new Warp[static_cast<size_t>(threads_ / kLanes)]),
       random(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(index_)) {
-  std::memset(shared, 0xff, shared_bytes);  // as floats: not a number
+  std::memset(shared, 0xff, shared_bytes);  // NaN when read as floats
   for (int i = 0; i < threads; ++i) {
     fibers[i].index = i;
     fibers[i].warp = &warps[i / kLanes];
@@ -33,6 +34,7 @@ inline Block::Block(Run& run_, int index_, int threads_, size_t shared_bytes_)
   }
 }
 
+// The end of a fiber. The scheduler does not resume it.
 MONOLANE_UNTRACKED void leave() {
   Block& self = *here;
   Fiber& fiber = *self.current;
@@ -51,7 +53,7 @@ inline void fiber_main() {
   leave();
 }
 
-// One turn for every fiber that may go on; whether there was any.
+// One turn: resumes every fiber that can run. Returns whether there was one, or one that is only delayed.
 MONOLANE_UNTRACKED bool give_turns(Block& self, Fiber* fibers) {
   bool awake = false;
   for (int i = 0; i < self.threads; ++i) {
@@ -69,12 +71,14 @@ MONOLANE_UNTRACKED bool give_turns(Block& self, Fiber* fibers) {
 
 MONOLANE_UNTRACKED const char* waits_of(const Fiber& fiber) { return fiber.waits; }
 MONOLANE_UNTRACKED bool all_left(const Block& block) { return block.finished == block.threads; }
+// Whether there was progress since the last call. Copies in flight count as progress.
 MONOLANE_UNTRACKED bool take_progress(Block& block) {
   const bool progress = block.progress || block.in_flight > 0;
   block.progress = false;
   return progress;
 }
 
+// Reports, for every thread block, how many threads wait for what.
 inline void Block::deadlock() {
   std::string report = "deadlock: no progress";
   for (const auto& each : run.blocks) {
@@ -97,7 +101,7 @@ inline void Block::execute() {
       idle_turns = 0;
       __atomic_store_n(&run.progress_ns, steady_ns(), __ATOMIC_RELAXED);
     } else if (!awake) {
-      deadlock();  // everybody waits for somebody of the same block
+      deadlock();  // every fiber waits at a meeting of this thread block
     } else if (++idle_turns > kIdleTurns) {
       if (steady_ns() - __atomic_load_n(&run.progress_ns, __ATOMIC_RELAXED) > patience_s * 1e9) deadlock();
       sched_yield();
@@ -109,7 +113,7 @@ inline void Block::execute() {
   here = nullptr;
 }
 
-// Runs the kernel as <<<blocks, threads, shared_bytes>>> would, until all have left it.
+// Runs the kernel as <<<blocks, threads, shared_bytes>>> would, and returns when all threads have left it.
 template <class Launch>
 void launch(void (*kernel)(Launch), const Launch& launch, int blocks, int threads, size_t shared_bytes) {
   if (blocks < 1 || threads < kLanes || threads > kMostThreads || threads % kLanes != 0 || shared_bytes > kMostShared)
