@@ -1,19 +1,19 @@
-// What the host prepares once for a loaded model. Its twin is in native.py.
+// What the host prepares once for a loaded model: tapes, constants, and how workers run. native.py has the same structs.
 #pragma once
 
 namespace monolane {
 
 struct Setup {
-  int32_t workers, context;
+  int32_t workers, context;  // context: most positions of a sequence
   const Segment* segments;  // [workers][projections]
-  const uint8_t* const* tapes;
-  const float* constants;
-  const uint16_t* table;  // the embedding where it is not the head's matrix, else null
-  const int32_t* processors;  // one per worker, or null: not pinned
-  double deadline_s;          // the longest a worker waits for another that does nothing
+  const uint8_t* const* tapes;  // [workers]
+  const float* constants;       // weights of norms, and biases
+  const uint16_t* table;        // the embedding table, bf16; null where it is tied to the output head
+  const int32_t* processors;    // the processor of each worker, or null: workers are not pinned
+  double deadline_s;            // seconds without a beat after which a worker counts as stuck
 };
 
-// Where the keys and values of one conversation lie.
+// The KV cache of one sequence; attend.hpp has its layout.
 struct Cache {
   void* keys;
   void* values;

@@ -1,17 +1,18 @@
-// Time stamps of a request, for `monolane trace`: when each worker took a stage up, and when its share was done.
+// Time stamps of a request for `monolane trace`: when each worker began a stage and when it finished its share. Every worker writes its own stamps.
 #pragma once
 #include "state.hpp"
 
 namespace monolane {
 
-enum Mark : int { kHadInput = 1, kEnded = 2 };  // 0, when it began to wait, is the end of the stage before: the host knows
+// Stamp 0, the time at which the worker began to wait for its input, is the end of the stage before; the host fills it in.
+enum Mark : int { kHadInput = 1, kEnded = 2 };
 
-// Its twin is in native.py.
+// native.py has the same struct.
 struct Trace {
   int64_t* stamps;        // ns, [pass][worker][stage][3]; null: nothing is traced
-  int64_t first, passes;  // of decoding: 0 is the one that takes the answer's first token in
+  int64_t first, passes;  // which decode passes are traced: pass 0 has the first token of the answer as its input
 
-  // Passes of the prompt have negative numbers.
+  // `pass`: number of the decode pass; prefill passes have negative numbers.
   void mark(int64_t pass, int workers, int worker, int stage, Mark what) const {
     const int64_t place = pass - first;
     if (place < 0 || place >= passes) return;
