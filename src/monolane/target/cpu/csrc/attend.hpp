@@ -1,7 +1,10 @@
-// Attention over a cache of keys and values. A work item is one key/value head and one split of the context: its owner
-// appends this pass's keys and values that fall into the split, and attends to it for all positions and query heads.
-// Keys lie in blocks of 16 positions, [block][dimension][position], so that 16 scores grow in one register;
-// values lie row by row.
+// The attention stage. A work item is one KV head and one split of the context. The worker that has the item appends the new keys and values that
+// fall into the split to the cache, and computes attention over the split for all rows of the pass and the KV head's query heads. It reads queries,
+// keys and values of the pass from the buffer of the qkv projection and writes partial outputs, one for each row, split and query head; the stage
+// that follows merges them (prepare_merge).
+//
+// Layout of the cache for one layer and one KV head: keys as [page of 16 positions][dimension][position of the page], so that one vector holds the
+// attention scores of 16 positions; values as [position][dimension].
 #pragma once
 #include "prepare.hpp"
 
@@ -18,7 +21,7 @@ inline void put(float* p, float v) { *p = v; }
 constexpr int kQueries = kHeads * kHeadDim;
 constexpr int kKeys = kKvHeads * kHeadDim;
 
-struct CacheView {  // one layer, one key/value head
+struct CacheView {  // one layer, one KV head
   CacheView(const Shared& shared, int layer, int head) {
     const int64_t positions = shared.splits * kSplit;
     const int64_t base = (static_cast<int64_t>(layer) * kKvHeads + head) * positions;
@@ -32,7 +35,7 @@ struct CacheView {  // one layer, one key/value head
   Cached *keys, *values;
 };
 
-// Norm (where the model has one) and rotation of one head's vector.
+// QK norm (where the model has one) and RoPE of the query or key vector of one head. `row`: row of the pass.
 inline void rotate(const Shared& shared, const float* in, int norm, float eps, int row, float* out) {
   alignas(64) float x[kHeadStride] = {};
   std::copy(in, in + kHeadDim, x);
@@ -50,6 +53,7 @@ inline void rotate(const Shared& shared, const float* in, int norm, float eps, i
   }
 }
 
+// Appends the new key and value of one row and one KV head to the cache.
 inline void append(const Shared& shared, const Stage& stage, const CacheView& cache, const float* qkv, int head, int row, int64_t position) {
   alignas(64) float key[kHeadStride] = {};
   rotate(shared, qkv + kQueries + head * kHeadDim, stage.k_norm, stage.eps, row, key);
@@ -60,10 +64,11 @@ inline void append(const Shared& shared, const Stage& stage, const CacheView& ca
   }
 }
 
-// Query heads that go over the keys together: each key is loaded once for all of them, and their sums run side by side.
+// Query heads that are computed together: a key is loaded once for all of them, and their sums are independent of each other.
 constexpr int kTogether = kGroup < 4 ? kGroup : 4;
 
-// kCount query heads over positions [begin, end) of one split: maximum, sum of exponentials, weighted values of each.
+// Attention of kCount query heads over positions [begin, end) of one split. The partial output of a head is its accumulator (values weighted by
+// probabilities that are not normalised, kHeadStride floats), then its row max and its row sum.
 template <int kCount>
 inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStride], int64_t begin, int64_t end, float* const* partials) {
   alignas(64) float weights[kCount][kSplit];
@@ -72,7 +77,7 @@ inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStr
   float top[kCount];
   std::fill(top, top + kCount, -INFINITY);
   for (int64_t b = first_block; base + b < end; b += kLanes) {
-    F16 even[kCount], odd[kCount];  // sums over even and odd dimensions, so that an addition need not wait for the last one
+    F16 even[kCount], odd[kCount];  // sums over even and odd dimensions, so that an addition does not wait for the one before
     for (int q = 0; q < kCount; q++) even[q] = odd[q] = splat(0.0f);
     const Cached* keys = cache.key(base + b, 0);
     for (int d = 0; d < kHeadDim; d += 2) {
@@ -84,7 +89,7 @@ inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStr
     }
     for (int q = 0; q < kCount; q++) {
       F16 scores = (even[q] + odd[q]) * splat(kScale);
-      // Keys outside [begin, end) are whatever the cache held before: they are masked, not multiplied by zero.
+      // Positions outside [begin, end) have undefined keys in the cache: their scores are masked, because a product with zero could be NaN.
       if (base + b < begin || base + b + kLanes > end)
         for (int i = 0; i < kLanes; i++)
           if (base + b + i < begin || base + b + i >= end) scores[i] = -INFINITY;
@@ -115,7 +120,8 @@ inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStr
 }
 
 template <int kCount>
-inline void attend_heads(Shared& shared, const Stage& stage, const CacheView& cache, int row, int first_head, int64_t split, int64_t begin, int64_t end) {
+inline void attend_heads(Shared& shared, const Stage& stage, const CacheView& cache, int row, int first_head, int64_t split, int64_t begin,
+                         int64_t end) {
   alignas(64) float queries[kCount][kHeadStride] = {};
   float* partials[kCount];
   for (int q = 0; q < kCount; q++) {

@@ -1,4 +1,5 @@
-// The beginning of a pass: each position's embedding, and the angles its queries and keys are rotated by.
+// The first stage of a pass: the embedding of each row's token, and the RoPE coefficients of its position. Workers take the rows in turn. Embeddings
+// go to the buffer that the stage writes, cosines and sines to Shared.
 #pragma once
 #include <cmath>
 
@@ -12,7 +13,7 @@ inline void embed_row(Shared& shared, int32_t token, float* out) {
     for (int k = 0; k < kHidden; k++) out[k] = widen(row[k]);
     return;
   }
-  // Tied: the row lies where the head's matrix lies, on the tape of its owner.
+  // Tied embedding: the token's row is a row of the output head, on the tape of the worker that owns it.
   const int64_t tile = token / kTileRows;
   const uint8_t* bytes = nullptr;
   for (int w = 0; w < shared.setup.workers; w++) {

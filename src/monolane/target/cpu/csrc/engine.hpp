@@ -1,5 +1,6 @@
-// The whole life of a request on the workers: prefill in passes of up to 16 positions, then a token a pass, sampled and
-// checked for the end right here. The host only reads the tokens, and may raise a flag that is looked at every pass.
+// The engine: worker threads that serve one request after the other. A request runs prefill passes of up to kWidth = 16 rows, then decode passes of
+// 1 row; the workers sample every token and check the stop conditions. The host starts a request, reads its tokens, and may set an abort flag, which
+// is read once per pass. The C functions at the end are the interface to native.py.
 #pragma once
 #include <condition_variable>
 #include <mutex>
@@ -23,7 +24,7 @@ class Engine {
     for (int w = 0; w < setup.workers; w++) watches_.emplace_back(shared_.handoff.pulse(w));
     try {
       for (int w = 0; w < setup.workers; w++) threads_.emplace_back([this, w] { serve(w); });
-    } catch (...) {  // no more threads to be had: those that wait must leave before they lose what they wait on
+    } catch (...) {  // a thread could not be created: the threads that run must end before the members they wait on are destroyed
       close();
       throw;
     }
@@ -42,7 +43,7 @@ class Engine {
     threads_.clear();
   }
 
-  // The number of the request, by which it can be aborted; 0 where it cannot start.
+  // Starts a request. Returns its number, by which it can be aborted, or 0 where it cannot start.
   int64_t start(const Request& request, const Cache& cache, const Trace& trace) {
     std::lock_guard lock(mutex_);
     if (working_ != 0 || status_ == kStuck) return 0;
@@ -60,17 +61,17 @@ class Engine {
     return round_;
   }
 
-  // Of that request alone: one that has ended meanwhile must not take the next one with it.
+  // Aborts the request with this number only: where it has already ended, the next request must go on.
   void abort(int64_t round) { abort_ = round; }
 
-  // Waits until there are more than `seen` tokens, or the request has ended, or the time is up; returns their number.
+  // Waits until the request has made more than `seen` tokens or has ended, for `timeout_ms` at most. Returns the number of tokens.
   int64_t wait(int64_t seen, int timeout_ms) {
     std::unique_lock lock(mutex_);
     wake_host_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return made_ > seen || ended(); });
     return made_;
   }
 
-  // The status once every worker has left the request; kRunning before.
+  // The final status once every worker has left the request; kRunning before that.
   int32_t status() {
     std::lock_guard lock(mutex_);
     return ended() ? status_ : static_cast<int32_t>(kRunning);
@@ -79,7 +80,8 @@ class Engine {
   const Entry* entries() const { return entries_.data(); }
   int64_t start_ns() const { return start_ns_; }
 
-  // Grow as long as the workers are alive: one that is given no time is not dead. For one thread at a time.
+  // A number that grows as long as the workers are alive. A worker that the operating system gives no processor time counts as alive. Only one thread
+  // at a time may call this.
   uint64_t steps() {
     for (Watch& watch : watches_) steps_ += watch.beats() || watch.starved();
     return steps_;
@@ -92,8 +94,8 @@ class Engine {
 
   bool ended() const { return status_ == kStuck || (status_ != kRunning && working_ == 0); }
 
-  // Whether this worker's latest hand-off was the request's last. Told by its number, because a fast worker may already
-  // have ended the request at the next hand-off while a slow one still looks at this one.
+  // Whether this worker's latest hand-off was the last one of the request. The number of the hand-off decides, not a flag: a fast worker may already
+  // have ended the request at the next hand-off while a slow worker still evaluates this one.
   bool left(const Worker& worker) const { return leave_at_ <= shared_.handoff.step(worker.id); }
 
   void serve(int index) {
@@ -111,7 +113,7 @@ class Engine {
       if (!together) status_ = kStuck;
       working_--;
       wake_host_.notify_all();
-      if (!together) return;  // the hand-offs are out of step for good
+      if (!together) return;  // the workers' steps differ from now on, so no further hand-off can succeed
     }
   }
 
@@ -125,7 +127,7 @@ class Engine {
 #endif
   }
 
-  // One request, as each worker sees it. False when the workers lost each other.
+  // Runs one request; every worker calls this. Returns false when a hand-off has failed because a worker is stuck.
   bool work(Worker& worker) {
     int64_t position = request_.cached;
     while (position < request_.token_count) {
@@ -153,12 +155,12 @@ class Engine {
   bool run(Worker& worker, const Pass& pass) {
     for (int s = 0; s < kStages_; s++) {
       const Stage& stage = kStages[s];
-      if (pass.logits_from == pass.width && s >= kStages_ - 2) break;  // nobody asks for these logits
+      if (pass.logits_from == pass.width && s >= kStages_ - 2) break;  // the logits of this pass are not needed: no head, no sampling
       if (worker.id == kStallWorker && s == kStallStage) std::this_thread::sleep_for(std::chrono::seconds(kStallSeconds));
       mark(worker, pass, s, kHadInput);
       switch (stage.kind) {
         case Kind::kEmbed:
-          // One worker looks at the host's flag, and all learn of it at the hand-off.
+          // Worker 0 reads the abort flag, and all workers leave at the hand-off that follows.
           if (worker.id == 0 && abort_ == round_) finish(worker, kAborted);
           embed(worker, stage, pass);
           break;
@@ -183,7 +185,7 @@ class Engine {
     if (trace_.stamps) write_stamp(trace_, pass.start - request_.token_count, shared_.setup.workers, worker.id, stage, what);
   }
 
-  // False when the workers lost each other.
+  // The sampling stage, or the copy of all logits where the request wants them. Returns false when a hand-off has failed.
   bool sample(const Worker& worker, int stage, const Pass& pass) {
     const int logits = kStages[stage].reads;
     if (request_.all_logits) {
@@ -209,7 +211,7 @@ class Engine {
     return true;
   }
 
-  // By the worker that has the token.
+  // Makes a token visible to the host; called by the worker whose share of the vocabulary has the token.
   void publish(const Worker& worker, Entry& entry) {
     entry.time_ns = now_ns();
     const int64_t made = made_ + 1;
@@ -221,7 +223,7 @@ class Engine {
     wake_host_.notify_all();
   }
 
-  // By one worker: all leave at the hand-off that follows.
+  // Ends the request; called by one worker. All workers leave at the hand-off that follows.
   void finish(const Worker& worker, Status status) {
     std::lock_guard lock(mutex_);
     status_ = status;
@@ -254,11 +256,11 @@ using monolane::Engine;
 void* monolane_open(const monolane::Setup* setup) {
   try {
     return new Engine(*setup);
-  } catch (...) {  // no memory for buffers or no more threads
+  } catch (...) {  // buffers could not be allocated or threads could not be created
     return nullptr;
   }
 }
-// False when a worker is stuck: the engine is left as it is, and its memory must be too.
+// Returns 0 when a worker is stuck: the worker may still use the engine and its memory, so neither may be freed.
 int monolane_close(void* engine) {
   if (static_cast<Engine*>(engine)->status() == monolane::kStuck) return 0;
   delete static_cast<Engine*>(engine);

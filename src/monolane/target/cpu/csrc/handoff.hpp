@@ -1,6 +1,6 @@
-// The hand-off between two stages: every worker announces its step, then waits until all have announced it. A wait
-// looks at the other's pulse; when there was none for the deadline, it is recorded who waited, at which stage, and for
-// whom, and all leave.
+// The hand-off between two stages: a barrier of all worker threads. Every worker announces its step in a cache line of its own, then waits until all
+// workers have announced the same step. A waiting worker watches the pulse of the worker it waits for. Where that pulse has not beaten for the
+// deadline, the waiting worker records its own id, the missing worker and the stage, and all workers leave.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -36,7 +36,7 @@ class Handoff {
 
   Pulse& pulse(int worker) { return pulses_[worker]; }
 
-  // False when a worker is stuck and everybody leaves.
+  // Passes the hand-off at the end of `stage`. Returns false when a worker is stuck; all workers then leave the request.
   bool pass(int worker, int stage) {
     const uint64_t step = steps_[worker].value.load(std::memory_order_relaxed) + 1;
     steps_[worker].value.store(step, std::memory_order_release);
@@ -46,16 +46,16 @@ class Handoff {
     return true;
   }
 
-  // Hand-offs this worker has announced; the same for all workers at the same place of the program.
+  // The number of hand-offs that this worker has announced. It is the same for all workers at the same point of the program.
   uint64_t step(int worker) const { return steps_[worker].value.load(std::memory_order_relaxed); }
 
   Stall stall() const { return stall_; }
 
  private:
-  static constexpr int kSpins = 4096;             // about 100 us, then the processor is offered to others between looks
-  static constexpr int64_t kMostNs = 10'000'000;  // that one wait counts: a process that was halted has not waited
-  static constexpr int kLooks = 8;                // without a beat: the deadline
-  static constexpr int kMostStarved = 20 * kLooks;  // nobody waits for ever, even on a machine that is far too busy
+  static constexpr int kSpins = 4096;               // polls without yielding, about 100 µs; then the thread yields between polls
+  static constexpr int64_t kMostNs = 10'000'000;    // most ns that count between two polls: time in which the process was stopped is not waiting
+  static constexpr int kLooks = 8;                  // checks of the pulse without a beat that make up the deadline
+  static constexpr int kMostStarved = 20 * kLooks;  // checks of a starved worker: the wait ends even on a machine that is overloaded for long
 
   bool wait_for(int worker, int other, uint64_t step, int stage) {
     const auto& theirs = steps_[other].value;
@@ -65,7 +65,7 @@ class Handoff {
     }
     Watch watch(pulses_[other]);
     int64_t waited = 0, last = now_ns();
-    int still = 0, starved = 0;  // looks
+    int still = 0, starved = 0;  // checks of the pulse: in a row without a beat; in all, of a worker without processor time
     while (theirs.load(std::memory_order_acquire) < step) {
       if (failed_.load(std::memory_order_acquire)) return false;
       std::this_thread::yield();
@@ -78,7 +78,7 @@ class Handoff {
         still = 0;
       } else if (++still >= kLooks) {
         if (!watch.starved() || ++starved > kMostStarved) return fail(worker, other, stage);
-        pulses_[worker].beat();  // whoever watches us should know that it is no reason to worry
+        pulses_[worker].beat();  // this worker is alive: a worker that waits for it must not report it
       }
     }
     return true;
@@ -93,12 +93,12 @@ class Handoff {
     return false;
   }
 
-  struct alignas(128) Step {  // a line of its own, and the one its neighbour prefetches
+  struct alignas(128) Step {  // two cache lines of 64 bytes: its own, and the adjacent one that the processor prefetches with it
     std::atomic<uint64_t> value{0};
   };
   std::vector<Step> steps_;
   std::vector<Pulse> pulses_;
-  const int64_t look_ns_;  // between two looks at a pulse
+  const int64_t look_ns_;  // ns between two checks of a pulse
   std::atomic<bool> claimed_{false}, failed_{false};
   Stall stall_;
 };

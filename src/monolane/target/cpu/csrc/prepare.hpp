@@ -1,5 +1,7 @@
-// The input of a projection, prepared by every worker for itself: norm, merge of attention's splits, or as it is; and
-// laid out for the dot products: of every 32 elements the even ones, then the odd ones.
+// Prepares the input of a projection: RMS norm, merge of the partial outputs of attention, or a plain copy. Every worker prepares the whole input for
+// itself, from the shared buffers to Worker::x.
+//
+// Layout for the dot products: of each k-block of 32 columns the 16 even columns come first, then the 16 odd ones, as load_pair() splits the weights.
 #pragma once
 #include <cmath>
 
@@ -15,7 +17,7 @@ inline void lay_out(const float* in, int cols, float* out) {
     }
 }
 
-// `in` and `weight` are zero behind their `size` elements up to whole lanes.
+// 1 / rms of a vector. `in` is zero behind its `size` elements, up to a multiple of 16.
 inline float inverse_rms(const float* in, int size, float eps) {
   F16 squares = splat(0.0f);
   for (int k = 0; k < round_up(size, kLanes); k += kLanes) squares += load(in + k) * load(in + k);
@@ -32,6 +34,7 @@ inline void prepare_norm(const float* in, const float* weight, int cols, float e
     }
 }
 
+// Merges the partial outputs of all splits that the row's position sees, for each query head, by their row maxes and row sums.
 inline void prepare_merge(Shared& shared, const Stage& stage, int row, int64_t position, float* out) {
   alignas(64) float merged[round_up(kHeads * kHeadDim, kKBlock) + kHeadStride] = {};
   const int64_t first = first_seen(position, stage.window) / kSplit, last = position / kSplit;
@@ -51,6 +54,7 @@ inline void prepare_merge(Shared& shared, const Stage& stage, int row, int64_t p
   lay_out(merged, kHeads * kHeadDim, out);
 }
 
+// Prepares rows [first_row, pass.width) of the pass.
 inline void prepare(Worker& worker, const Stage& stage, const Pass& pass, int first_row) {
   Shared& shared = worker.shared;
   const int stride = round_up(stage.cols, kKBlock);

@@ -1,23 +1,26 @@
-// Streaming a matrix: a worker reads its tiles from its tape in one straight run and multiplies each with the prepared
-// input of all positions. A row's sum has the same order whatever the number of positions, workers or registers.
+// The projection stage: a worker reads its tiles of the matrix from its tape, in order, and multiplies each tile with the prepared input of all rows
+// of the pass. finish_tile() writes the results to the shared buffers. The sum of an output row has the same order for any number of rows, workers
+// or registers.
+//
+// A tile has 8 output rows and lies on the tape as [k-block of 32 columns][output row][column], bf16: 64 bytes per output row and k-block.
 #pragma once
 #include "prepare.hpp"
 
 namespace monolane {
 
 #if defined(__AVX512F__)
-constexpr int kRowsOfOne = 8, kRowsOfMany = 4, kPositions = 4;  // accumulators that fit 32 registers of 16 lanes
+constexpr int kRowsOfOne = 8, kRowsOfMany = 4, kPositions = 4;  // accumulators fit 32 registers of 16 floats
 #elif defined(__aarch64__)
-constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // 32 registers of 4 lanes
+constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // accumulators fit 32 registers of 4 floats
 #else
-constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // 16 registers of 8 lanes
+constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // accumulators fit 16 registers of 8 floats
 #endif
 
-// Bytes ahead that the tape is asked for: one core's bandwidth times the latency of memory. The processor's own prefetch
-// alone reaches two thirds of the bandwidth. Running past a segment is right: what follows on the tape is read next.
+// The tape is prefetched this many bytes ahead: one core's bandwidth times the latency of memory. The hardware prefetcher alone reaches two thirds of
+// the bandwidth. Prefetching beyond the end of a segment is right, because the bytes that follow on the tape are read next.
 constexpr int kAhead = 4096;
 
-// Dot products of kRows rows of a tile with kCount positions.
+// Dot products of kRows output rows of a tile with kCount rows of the pass. kFetch: prefetch the tape.
 template <int kRows, int kCount, bool kFetch>
 inline void dot(const uint16_t* tile, const float* x, int stride, float (*out)[kTileRows]) {
   F16 sums[kRows][kCount];
@@ -52,7 +55,7 @@ inline void dot_tile(const uint16_t* tile, const float* x, int stride, float (*o
     dot<kRows, kCount, kFetch>(tile + r * kKBlock, x, stride, reinterpret_cast<float(*)[kTileRows]>(&out[0][r]));
 }
 
-// A tile at all positions: only the first sweep over it comes from memory.
+// A tile with all rows of the pass, kPositions rows at a time. Only the first sweep over the tile reads it from memory, so only that one prefetches.
 inline void dot_positions(const uint16_t* tile, const float* x, int stride, int count, float (*out)[kTileRows]) {
   int p = 0;
   if (count >= kPositions) {
@@ -67,7 +70,8 @@ inline void dot_positions(const uint16_t* tile, const float* x, int stride, int 
   for (; p < count; p++) dot_tile<kRowsOfOne, 1, false>(tile, x + p * stride, stride, out + p);
 }
 
-// What becomes of the eight dot products of a tile at one position.
+// Finishes the eight dot products of a tile with one row of the pass: adds the bias, then stores them, adds them to the residual stream, or applies
+// the gate. Of a gate, even output rows are gate rows and odd ones are up rows. `position`: row of the pass; `logits_row`: row of the logits buffer.
 inline void finish_tile(Shared& shared, const Stage& stage, int64_t first_row, int position, int logits_row, const float* sums) {
   const float* bias = stage.bias == kNone ? nullptr : shared.setup.constants + stage.bias;
   const int rows = static_cast<int>(std::min<int64_t>(kTileRows, stage.rows - first_row));

@@ -1,5 +1,5 @@
-// Whether a worker is alive. It beats while it works, many times within a stage; one that does not beat for long is stuck,
-// unless it is the machine that gives it no time: then it could run, and has not been allowed to.
+// Tells whether a worker thread is alive. A worker beats while it works, many times within a stage. A worker that has not beaten for long is stuck,
+// unless it is starved: ready to run, but without processor time. Workers write their own Pulse; other threads read it through a Watch.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -16,9 +16,9 @@
 
 namespace monolane {
 
-class alignas(128) Pulse {  // a line of its own, and the one its neighbour prefetches
+class alignas(128) Pulse {  // two cache lines of 64 bytes: its own, and the adjacent one that the processor prefetches with it
  public:
-  // By the worker's own thread.
+  // Called once by the worker's own thread.
   void begin() {
 #if defined(__linux__)
     clockid_t clock{};
@@ -31,7 +31,7 @@ class alignas(128) Pulse {  // a line of its own, and the one its neighbour pref
   void beat() { beats_.store(beats_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   uint64_t beats() const { return beats_.load(std::memory_order_relaxed); }
 
-  // Processor time that the worker has had, in ns.
+  // Processor time that the worker has used, in ns.
   int64_t used_ns() const {
 #if defined(__linux__)
     if (!thread_.load(std::memory_order_acquire)) return 0;
@@ -43,12 +43,12 @@ class alignas(128) Pulse {  // a line of its own, and the one its neighbour pref
 #endif
   }
 
-  // Whether it runs, or waits for a processor or for the disk (a page of the weights that was dropped); false where it
-  // sleeps, and where nobody can tell.
+  // Whether the worker runs or waits for a processor or for the disk (a page of the weights that was evicted). False where it sleeps, and on systems
+  // where this cannot be found out.
   bool could_run() const {
 #if defined(__linux__)
     const int thread = thread_.load(std::memory_order_acquire);
-    if (!thread) return true;  // it has not even begun
+    if (!thread) return true;  // the thread has not started yet
     char path[64], text[256];
     std::snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
     const int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -66,25 +66,25 @@ class alignas(128) Pulse {  // a line of its own, and the one its neighbour pref
  private:
   std::atomic<uint64_t> beats_{0};
 #if defined(__linux__)
-  std::atomic<int> thread_{0};  // 0 until it has begun
+  std::atomic<int> thread_{0};  // thread id; 0 until begin()
   std::atomic<clockid_t> clock_{};
 #endif
 };
 
-// What somebody has seen of a worker's pulse.
+// One observer's view of a worker's pulse: what has changed since the observer last checked.
 class Watch {
  public:
   explicit Watch(const Pulse& pulse) : pulse_(&pulse) { restart(); }
 
-  // Whether it has beaten since the last look.
+  // Whether the worker has beaten since the last call that returned true, or since construction.
   bool beats() {
     if (pulse_->beats() == beats_) return false;
     restart();
     return true;
   }
 
-  // Since its last beat it has had too little time to beat, and not because it slept. A virtual machine counts the time
-  // its host took away as time the thread had, so this needs far more than what lies between two beats.
+  // Whether the worker could run but has had too little processor time to beat since its last beat. The limit, kEnoughNs, is far longer than the time
+  // between two beats, because a virtual machine counts time that its host took away as processor time of the thread.
   bool starved() const { return pulse_->used_ns() - used_ns_ < kEnoughNs && pulse_->could_run(); }
 
  private:

@@ -1,6 +1,9 @@
-// Sampling in integers: the same arithmetic as program/sample.py, so the same token. Sums are of integers, and the draw is
-// the lowest (time, id), so nothing depends on the order of the work, or on who does it: every worker has a share of the
-// vocabulary, consecutive ids, and what the shares must know of each other crosses at hand-offs.
+// The sampling stage, in integer arithmetic: the same as program/sample.py, so it chooses the same token. All workers run it together. Every worker
+// has a share of the vocabulary, consecutive ids; the shares exchange what they need at hand-offs. Sums are of integers, and the drawn token is the
+// one with the lowest (race time, id), so the result depends neither on the order of the work nor on the number of workers.
+//
+// It reads the logits of one row; the worker whose share has the chosen token writes the Entry. A `score` in the code below is a fixed-point logit:
+// the logit in steps of 2^-20. The distance of a token is the highest score minus its score.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -15,22 +18,22 @@
 
 namespace monolane {
 
-struct Stuck {};  // thrown where a hand-off fails: the workers have lost each other
+struct Stuck {};  // thrown where a hand-off fails because a worker is stuck
 
-// The logit in steps of 2^-20.
+// The fixed-point logit: clamped to ±kLogitLimit, in steps of 2^-20, rounded to nearest even.
 inline int32_t score_of(float logit) {
   const float limited = logit < -kLogitLimit ? -kLogitLimit : logit > kLogitLimit ? kLogitLimit : logit;
   return static_cast<int32_t>(std::nearbyint(limited * static_cast<float>(1 << kLogitBits)));
 }
 
-// weight_of without a branch, so that loops over it become vectors.
+// weight_of() without a branch, so that the compiler vectorises loops over it.
 inline uint64_t branchless_weight(int64_t distance, uint64_t rate) {
   const uint64_t exponent = static_cast<uint64_t>(std::min(distance, kDistanceLimit)) * rate;
   const uint64_t whole = exponent >> 36, power = power_of(exponent & ((uint64_t(1) << 36) - 1));
   return whole > kWeightBits ? 0 : power >> (whole & 63);
 }
 
-// The weights of some scores, 0 for those below `lowest`; their sum.
+// Computes the weights of `count` scores, 0 for scores below `lowest`, and returns their sum.
 inline uint64_t weigh(const int64_t* __restrict scores, uint64_t* __restrict weights, int count, int64_t top, int64_t lowest,
                       uint64_t rate) {
   uint64_t mass = 0;
@@ -42,9 +45,9 @@ inline uint64_t weigh(const int64_t* __restrict scores, uint64_t* __restrict wei
   return mass;
 }
 
-// 0 where a token surely reaches the end of the race after `time`, else 1. That is 0 for nearly all tokens and, as it needs no
-// table and no branch, found in vectors: noise_of is the logarithm of at least 2x + 1, where x are the bits above the lowest
-// 24, so no less than the number of digits of x.
+// Returns 0 where the race time of a token is certainly later than `time`, else 1. It is 0 for nearly all tokens, and it needs no table and no
+// branch, so the compiler vectorises loops over it. The bound: noise_of() is log2 of at least 2x + 1, where x is the random bits without the lowest
+// 24, so it is no less than the number of binary digits of x.
 inline uint64_t may_arrive_by(uint64_t time, int64_t distance, uint64_t rate, uint64_t bits) {
   constexpr int kDoublingBits = 24;
   const uint64_t exponent = static_cast<uint64_t>(std::min(distance, kDistanceLimit)) * rate;
@@ -53,7 +56,8 @@ inline uint64_t may_arrive_by(uint64_t time, int64_t distance, uint64_t rate, ui
   return uint64_t(left >= 0) & uint64_t(bits >> kDoublingBits >> digits == 0);
 }
 
-// The sum of the weights at temperature 1, before penalties; in two steps, because vectors of 4 and of 8 bytes do not mix.
+// The sum of the weights at temperature 1, before penalties. It takes two loops over 256 tokens at a time, because loops that mix elements of 4 and
+// of 8 bytes are not vectorised.
 inline uint64_t raw_mass(const float* logits, int count, int64_t top) {
   constexpr int kStretch = 256;
   int64_t scores[kStretch];
@@ -66,10 +70,11 @@ inline uint64_t raw_mass(const float* logits, int count, int64_t top) {
   return mass;
 }
 
-// The likeliest tokens of a share by the model's own scores, in the order (score falls, id rises).
+// The likeliest tokens of a share by the model's own scores, before penalties: the highest score first and, of equal scores, the lowest id first.
 class Likeliest {
  public:
-  // The maxima of stretches tell where to look: those below the wanted-th highest of them have nothing to offer.
+  // Finds the likeliest `wanted` of ids [first, last). The maximum of each stretch of 64 ids comes first: a stretch whose maximum is lower than the
+  // `wanted`-th highest maximum has none of them.
   void find(const float* logits, int first, int last, int wanted) {
     count_ = 0;
     if (wanted == 0 || first == last) return;
@@ -97,7 +102,7 @@ class Likeliest {
  private:
   static constexpr int kStretch = 64;
 
-  // Ids come in rising order, so that a score which is no higher goes behind its equals.
+  // Inserts a token into the sorted list. Ids come in rising order, so a token goes behind those of equal score.
   void add(int32_t score, int32_t id, int wanted) {
     if (count_ == wanted && score <= scores_[count_ - 1]) return;
     int place = count_ < wanted ? count_++ : count_ - 1;
@@ -131,7 +136,8 @@ class Sampler {
 
   enum Outcome { kMine, kOthers, kNoNumbers };
 
-  // By all workers at once. The one that has the token in its share fills the entry.
+  // Chooses the token at `position`; all workers call it. Returns kMine in the worker whose share has the token, after it has filled in the entry;
+  // kOthers in all others; kNoNumbers in all workers where a logit is NaN.
   Outcome choose(int worker, int stage, const float* logits, int64_t position, Entry& entry) {
     Share& mine = shares_[worker];
     mine.stage = stage;
@@ -143,7 +149,7 @@ class Sampler {
     if (all.not_numbers) return kNoNumbers;
     if (request_.logprobs >= 0) look_for_report(mine, logits, all.raw_top);
     const int32_t token = request_.sampling.greedy ? highest(mine, all.top) : draw(mine, all, position);
-    if (request_.logprobs >= 0 && request_.sampling.greedy) meet(mine);  // a draw has met on its way
+    if (request_.logprobs >= 0 && request_.sampling.greedy) meet(mine);  // a draw has had a hand-off since look_for_report()
     if (token == kNone) return kOthers;
     entry.token = token;
     entry.top_count = 0;
@@ -154,37 +160,39 @@ class Sampler {
   }
 
  private:
-  static constexpr int kShareUnit = 64;  // ids: no two workers write to one cache line
-  static constexpr int kStretch = 64;
+  static constexpr int kShareUnit = 64;  // a share is a multiple of 64 ids, so that no two workers write to one cache line
+  static constexpr int kStretch = 64;    // ids that the race checks together
   static constexpr int kBucketBits = 11, kBuckets = 1 << kBucketBits;
 
-  // What one worker has for itself, and what it tells the others: written before a hand-off, read after it, and not
-  // written again before the next but one.
+  // What one worker has for itself, and what it publishes to the other workers. Published members are written before a hand-off, read after it, and
+  // not written again before the next hand-off but one.
   struct alignas(128) Share {
     Share(int number, int first_id, int last_id) : worker(number), first(first_id), last(last_id), candidates(last - first) {}
 
-    int worker, first, last;  // ids first .. last - 1
+    int worker, first, last;  // ids first to last - 1
     int stage = 0;
     std::vector<int32_t> seen;        // tokens of prompt and answer, each once
-    std::vector<int32_t> candidates;  // for the border of top-k or top-p
-    uint64_t spare[kBuckets];         // see fill
-    // Told to the others.
+    std::vector<int32_t> candidates;  // ids among which the border of top-k or top-p is searched
+    uint64_t spare[kBuckets];         // the second set of buckets of fill()
+    // Published:
     int not_numbers = 0;
     int32_t raw_top = 0;
     int64_t top = 0, lowest = 0;
     uint64_t raw_mass = 0, mass = 0;
-    uint64_t time = 0;  // at which the first of its tokens reaches the end of the race
+    uint64_t time = 0;  // the earliest race time of its tokens
     Likeliest likeliest;
     uint64_t buckets[kBuckets];
-    uint64_t merged[kBuckets];  // its part of the sum of all workers' buckets
+    uint64_t merged[kBuckets];  // the sums over all workers of those buckets that this worker adds up
   };
 
+  // Over all shares.
   struct Common {
     int not_numbers = 0;
     int32_t raw_top = INT32_MIN;
     int64_t top = INT64_MIN, lowest = INT64_MAX;
   };
 
+  // A hand-off within the stage.
   void meet(const Share& mine) {
     if (!handoff_.pass(mine.worker, mine.stage)) throw Stuck();
   }
@@ -240,7 +248,7 @@ class Sampler {
     return all;
   }
 
-  // The lowest id that has the highest score, where it is in this share.
+  // Greedy: the lowest id that has the highest score, or kNone where another share has it.
   int32_t highest(const Share& mine, int64_t top) const {
     for (const Share& share : shares_)
       if (share.worker < mine.worker && share.top == top) return kNone;
@@ -248,21 +256,22 @@ class Sampler {
     return static_cast<int32_t>(std::find(scores_.begin() + mine.first, scores_.begin() + mine.last, top) - scores_.begin());
   }
 
-  // A token where it is in this share.
+  // Draws a token; returns kNone where another share has it.
   int32_t draw(Share& mine, const Common& all, int64_t position) {
     const Sampling& how = request_.sampling;
-    int64_t lowest = INT64_MIN;  // of the scores that are kept
+    int64_t lowest = INT64_MIN;  // the lowest score that is kept
     if (how.top_k > 0 && how.top_k < kVocab) lowest = top_k_border(mine, all);
     if (how.top_p < uint64_t(1) << kShareBits) lowest = top_p_border(mine, all, lowest);
     lowest = std::max(lowest, min_p_bound(all.top));
     const int32_t token = race(mine, all.top, lowest, random_bits(how.seed, static_cast<uint64_t>(position)));
     meet(mine);
     const auto earlier = [](const Share& a, const Share& b) { return a.time < b.time; };
-    const auto winner = std::min_element(shares_.begin(), shares_.end(), earlier);  // of equals the first: its ids are lower
+    const auto winner = std::min_element(shares_.begin(), shares_.end(), earlier);  // of equal times the first share: its ids are lower
     return winner->worker == mine.worker ? token : kNone;
   }
 
-  // The first of the share's tokens to reach the end of the race; kNone where all come so late that they cannot win.
+  // The token of this share with the earliest race time, among those whose score is at least `lowest` and whose weight min-p allows; kNone where all
+  // of them are too late to win. A stretch of 64 ids is skipped where none is kept, or where none can be earlier than the earliest so far.
   int32_t race(Share& mine, int64_t top, int64_t lowest, uint64_t state) const {
     const Sampling& how = request_.sampling;
     const int64_t* scores = scores_.data();
@@ -290,11 +299,12 @@ class Sampler {
     return first;
   }
 
-  // Tokens below this score are lighter than min-p asks for. Above it some are, too: it is known to a factor of two.
+  // A score below which every token is lighter than min-p allows. Some tokens above it are too light as well, because the bound is only exact to a
+  // factor of two in weight; race() checks them one by one.
   int64_t min_p_bound(int64_t top) const {
     const Sampling& how = request_.sampling;
     if (!how.min_weight || !how.rate) return INT64_MIN;
-    const uint64_t halvings = kWeightBits + 2 - std::bit_width(how.min_weight);  // after which any weight is too light
+    const uint64_t halvings = kWeightBits + 2 - std::bit_width(how.min_weight);  // after so many halvings every weight is too light
     const int64_t distance = static_cast<int64_t>((halvings << kExponentBits) / how.rate);
     return distance < kDistanceLimit ? top - distance : INT64_MIN;
   }
@@ -305,7 +315,7 @@ class Sampler {
     return border<false>(mine, all, mine.last - mine.first, static_cast<uint64_t>(request_.sampling.top_k));
   }
 
-  // The lowest score that top-p keeps of those from `lowest` on.
+  // The lowest score that top-p keeps, of the tokens whose score is at least `lowest`.
   int64_t top_p_border(Share& mine, const Common& all, int64_t lowest) {
     const Sampling& how = request_.sampling;
     uint64_t* weights = weights_.data();
@@ -314,8 +324,8 @@ class Sampler {
     uint64_t total = 0;
     for (const Share& share : shares_) total += share.mass;
     const uint64_t needed = static_cast<uint64_t>((static_cast<unsigned __int128>(total) * how.top_p) >> kShareBits);
-    // Tokens below this weight, and those behind them, have together less than what may be left away: the border is before
-    // them. The half is for weights that, by a rounding, are not in the order of distances.
+    // All tokens lighter than `least` together weigh less than what top-p drops, so the border lies before them and they are no candidates. The
+    // division by two allows for weights that, because of rounding, are not in the order of distances.
     const uint64_t least = std::max<uint64_t>(1, (total - needed) / kVocab / 2);
     int32_t* candidates = mine.candidates.data();
     int count = 0;
@@ -326,8 +336,9 @@ class Sampler {
     return border<true>(mine, all, count, needed);
   }
 
-  // The score at which the candidates' number or weight, from the highest score down, reaches `needed`: its distance digit by
-  // digit, from the highest.
+  // The score at which the number of the candidates, or their weight, counted from the highest score down, reaches `needed`. Each round finds 11 more
+  // bits of its distance, the highest bits first: a histogram over all workers tells the bucket, and the tokens of that bucket are the next
+  // candidates.
   template <bool kByWeight>
   int64_t border(Share& mine, const Common& all, int count, uint64_t needed) {
     int64_t distance = 0;
@@ -342,8 +353,8 @@ class Sampler {
     return all.top - distance;
   }
 
-  // The candidates' number or weight in each bucket. Every other one goes to a second set of buckets, so that additions to
-  // one bucket, as in a flat distribution, do not all wait for each other.
+  // Counts the candidates, or adds up their weights, in each bucket. Every second candidate goes to a second set of buckets, so that additions to the
+  // same bucket, frequent in a flat distribution, do not all depend on each other.
   template <bool kByWeight>
   void fill(Share& mine, int count, int64_t origin, int shift) const {
     const int64_t* scores = scores_.data();
@@ -360,6 +371,7 @@ class Sampler {
     for (int bucket = 0; bucket < kBuckets; bucket++) mine.buckets[bucket] += mine.spare[bucket];
   }
 
+  // Keeps the candidates that lie in `bucket` and returns their number.
   int keep_bucket(Share& mine, int count, int64_t origin, int shift, int64_t bucket) const {
     const int64_t* scores = scores_.data();
     int32_t* candidates = mine.candidates.data();
@@ -372,7 +384,8 @@ class Sampler {
     return left;
   }
 
-  // The bucket in which the masses of all workers reach what is needed; `before` grows by the buckets before it.
+  // Adds up the buckets of all workers, each worker a part of them, and returns the bucket in which the running sum reaches `needed`. `before`: the
+  // running sum before this bucket, updated.
   int border_bucket(Share& mine, uint64_t needed, uint64_t& before) {
     meet(mine);
     const int part = divide_up(kBuckets, static_cast<int>(shares_.size()));
@@ -388,11 +401,13 @@ class Sampler {
     }
   }
 
+  // Logprobs: this share's sum of weights at temperature 1 and its likeliest tokens.
   void look_for_report(Share& mine, const float* logits, int32_t raw_top) const {
     mine.raw_mass = raw_mass(logits + mine.first, mine.last - mine.first, raw_top);
     mine.likeliest.find(logits, mine.first, mine.last, std::min(request_.logprobs, kVocab));
   }
 
+  // Logprobs: writes the sum over all shares and the likeliest tokens of all shares, merged in order, to the entry.
   void report(Entry& entry, const float* logits, int32_t raw_top) const {
     entry.distance = int64_t(raw_top) - score_of(logits[entry.token]);
     entry.total = 0;
@@ -400,7 +415,7 @@ class Sampler {
     const int wanted = std::min(request_.logprobs, kVocab);
     std::vector<int> places(shares_.size(), 0);
     while (entry.top_count < wanted) {
-      const Share* best = nullptr;  // of equals the first: its ids are lower
+      const Share* best = nullptr;  // of equal scores the first share: its ids are lower
       for (const Share& share : shares_) {
         if (places[share.worker] == share.likeliest.count()) continue;
         const int32_t score = share.likeliest.score(places[share.worker]);
@@ -415,10 +430,10 @@ class Sampler {
   Handoff& handoff_;
   Request request_{};
   std::vector<Share> shares_;
-  std::vector<int64_t> scores_;
-  std::vector<uint64_t> weights_;
-  std::vector<uint8_t> seen_;
-  std::vector<int64_t> counts_;
+  std::vector<int64_t> scores_;    // [vocabulary]: fixed-point logits with penalties and biases
+  std::vector<uint64_t> weights_;  // [vocabulary]: for top-p
+  std::vector<uint8_t> seen_;      // [vocabulary]: whether the token occurs in the prompt or the answer
+  std::vector<int64_t> counts_;    // [vocabulary]: how often the token occurs in the answer
 };
 
 }  // namespace monolane

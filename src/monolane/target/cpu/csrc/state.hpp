@@ -1,4 +1,5 @@
-// What all workers share, and what each has for itself.
+// The state of the engine: what all workers share (buffers, hand-off, RoPE coefficients) and what each worker has for itself. The generated constants
+// (kHidden, kStages, ...) are declared before this header is included.
 #pragma once
 #include <atomic>
 #include <cstdlib>
@@ -11,11 +12,10 @@
 
 namespace monolane {
 
-// The generated constants (kHidden, kStages, ...) are declared before this header is read.
-constexpr int kWidth = 16;
-constexpr int kHeadStride = round_up(kHeadDim, kLanes);
-constexpr int kGroup = kHeads / kKvHeads;
-constexpr int kPartial = kHeadStride + kLanes;  // weighted values; then the maximum and the sum
+constexpr int kWidth = 16;                               // most rows of a pass
+constexpr int kHeadStride = round_up(kHeadDim, kLanes);  // floats of a head, padded to whole vectors
+constexpr int kGroup = kHeads / kKvHeads;                // query heads that share a KV head
+constexpr int kPartial = kHeadStride + kLanes;           // floats of a partial output: the accumulator, then row max and row sum
 constexpr int kStages_ = sizeof kStages / sizeof kStages[0];
 
 struct AlignedDelete {
@@ -23,7 +23,7 @@ struct AlignedDelete {
 };
 using Floats = std::unique_ptr<float[], AlignedDelete>;
 
-// Zeroed, so that the padding behind every vector is zero.
+// Memory for `count` floats, aligned to 128 bytes and zeroed, so that the padding behind every vector is zero.
 inline Floats make_floats(size_t count) {
   const size_t bytes = (count * sizeof(float) + 127) / 128 * 128 + 128;
   void* p = std::aligned_alloc(128, bytes);
@@ -32,7 +32,7 @@ inline Floats make_floats(size_t count) {
   return Floats(static_cast<float*>(p));
 }
 
-// The positions of one pass. Logits are made for rows logits_from .. width - 1.
+// One pass: `width` rows of one sequence, from position `start` on. Logits are computed for rows logits_from to width - 1.
 struct Pass {
   int64_t start;
   int width, logits_from;
@@ -51,18 +51,20 @@ struct Shared {
   }
 
   static constexpr size_t stride(int buffer) { return round_up(kBufferSizes[buffer], kKBlock); }
+  // Row `position` of the pass in a buffer.
   float* row(int buffer, int position) { return buffers[buffer].get() + position * stride(buffer); }
+  // The partial output of a row of the pass, a split and a query head.
   float* partial(int buffer, int position, int64_t split, int head) {
     return buffers[buffer].get() + ((position * splits + split) * kHeads + head) * static_cast<size_t>(kPartial);
   }
   const Segment& segment(int worker, int projection) const { return setup.segments[worker * kProjections + projection]; }
 
   const Setup setup;
-  Cache cache{};  // of the request under way
+  Cache cache{};  // of the current request
   Handoff handoff;
   int64_t splits;
   std::vector<Floats> buffers;
-  Floats cosines, sines;  // of this pass's positions
+  Floats cosines, sines;  // RoPE coefficients of the current pass: [row][kHeadDim / 2]
 };
 
 struct Worker {
@@ -72,9 +74,10 @@ struct Worker {
 
   const int id;
   Shared& shared;
-  Floats x;  // the prepared input of a projection: per block of 32, its even elements and then its odd ones
+  Floats x;  // the prepared input of a projection, in the layout of prepare.hpp
 };
 
+// The first position that attention at `position` sees: 0, or position - window + 1 where the layer has a window.
 inline int64_t first_seen(int64_t position, int window) {
   return window && position >= window ? position - window + 1 : 0;
 }

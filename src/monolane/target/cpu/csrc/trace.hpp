@@ -1,12 +1,13 @@
-// Time stamps of a request, for `monolane trace`: when each worker took a stage up, and when its share was done.
+// Time stamps of a request for `monolane trace`: when each worker began a stage and when it finished its share. Every worker writes its own stamps.
 #pragma once
 #include "state.hpp"
 
 namespace monolane {
 
-enum Mark : int { kHadInput = 1, kEnded = 2 };  // 0, when it began to wait, is the end of the stage before: the host knows
+// Stamp 0, the time at which the worker began to wait for its input, is the end of the stage before; the host fills it in.
+enum Mark : int { kHadInput = 1, kEnded = 2 };
 
-// Prefill passes have negative numbers.
+// `pass`: number of the decode pass; prefill passes have negative numbers.
 inline void write_stamp(const Trace& trace, int64_t pass, int workers, int worker, int stage, Mark what) {
   const int64_t place = pass - trace.first;
   if (place < 0 || place >= trace.passes) return;

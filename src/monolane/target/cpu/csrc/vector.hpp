@@ -1,12 +1,12 @@
-// Sixteen floats at a time, whatever the machine: one AVX-512 register, two of AVX2, four of NEON or SSE. The order of
-// every sum is fixed by these sixteen lanes, not by the width of the registers.
+// Vectors of 16 floats on every machine: one AVX-512 register, two AVX2 registers, four NEON or SSE registers. All stages compute with them, so the
+// order of every sum is fixed by these 16 elements and not by the width of the registers.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
 namespace monolane {
 
-constexpr int kLanes = 16;
+constexpr int kLanes = 16;  // elements of a vector
 
 typedef float F16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
@@ -29,7 +29,7 @@ inline F16 load(const uint16_t* bf16) {
 
 inline void store(float* p, F16 v) { std::memcpy(p, &v, sizeof v); }
 
-// 32 bf16 weights as their 16 even and 16 odd elements: a shift and a mask, no shuffle.
+// Loads 32 bf16 weights as two vectors, the 16 even and the 16 odd ones: a shift and a mask, no shuffle.
 inline void load_pair(const uint16_t* bf16, F16& even, F16& odd) {
   U16 w;
   std::memcpy(&w, bf16, sizeof w);
@@ -44,14 +44,14 @@ inline float widen(uint16_t bf16) {
   return v;
 }
 
-inline uint16_t narrow(float v) {  // to nearest even; NaN stays NaN
+inline uint16_t narrow(float v) {  // fp32 to bf16, rounded to nearest even; NaN stays NaN
   uint32_t bits;
   std::memcpy(&bits, &v, sizeof bits);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline float sum(F16 v) {  // halves onto halves
+inline float sum(F16 v) {  // a tree: the upper half is added to the lower half, four times
   float a[8];
   for (int i = 0; i < 8; i++) a[i] = v[i] + v[i + 8];
   for (int i = 0; i < 4; i++) a[i] += a[i + 4];
@@ -66,12 +66,12 @@ inline float highest(F16 v) {
   return a[0];
 }
 
-// exp(x) to about one unit in the last place: 2^n * exp(r) with |r| <= ln2 / 2 and a polynomial for exp(r).
+// exp(x) with an error of about one unit in the last place: 2^n * exp(r) with |r| <= ln(2) / 2 and a polynomial for exp(r).
 inline F16 exponential(F16 x) {
   const F16 low = splat(-87.0f), high = splat(88.0f);
   x = x < low ? low : x;
   x = x > high ? high : x;
-  const F16 shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F16 shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   const F16 biased = x * splat(1.44269504f) + shift;
   const F16 n = biased - shift;
   const F16 r = (x - n * splat(0.693359375f)) - n * splat(-2.12194440e-4f);

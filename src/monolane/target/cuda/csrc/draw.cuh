@@ -1,12 +1,15 @@
-// Drawing a token from what temperature, top-k, top-p and min-p leave, by all blocks: steps 2 to 4 of sample.cuh.
+// Draws a token from what temperature, top-k, top-p and min-p leave: steps 2 to 4 of sample.cuh. The consumer warps of all workers run it together.
+// It reads the logits and the noise of the worker's own tokens, exchanges histograms, race keys and sums with the other workers through global
+// memory, and returns the same token in every worker.
 //
-// Functions that stand apart take numbers, not an object: what has an address is kept in local memory, which is far away.
+// The noinline functions take numbers, not an object: an object whose address is taken lives in local memory, and every access to it is slow.
 #pragma once
 #include "rank.cuh"
 
 namespace monolane::drawing {
 
-// A weight is zero long before, and nobody so far away wins, at any temperature up to 100.
+// kFarthest is the largest distance: farther tokens get this one. At any temperature up to 100 the weight is zero long before, and no token so far
+// away wins the race. kEverything is larger than any distance.
 constexpr uint32_t kFarthest = UINT32_MAX - 1, kEverything = UINT32_MAX;
 
 MONOLANE_DEVICE const Sampling& sampling_params() { return monolane_launch.request.sampling; }
@@ -15,20 +18,22 @@ MONOLANE_DEVICE int bit_width(uint32_t v) { return 32 - ptx::leading_zeros(v); }
 MONOLANE_DEVICE bool has_top_k() { return sampling_params().top_k && sampling_params().top_k < kVocab; }
 MONOLANE_DEVICE bool has_top_p() { return !(sampling_params().top_p >> kShareBits); }
 
-// What the running sum of weights has to exceed for top-p.
+// The number that the running sum of weights must exceed for top-p, where `weight` is the weight of all tokens that top-k keeps.
 MONOLANE_DEVICE uint64_t share_of(uint64_t weight) {
   const uint64_t needed = ptx::umul64hi(weight, sampling_params().top_p << 32);
   return needed ? needed - 1 : 0;
 }
 
-// The noise of this block's tokens at a position. `random`: what it begins with there.
+// Computes the noise of this worker's tokens. `random`: the 64 random bits of the position, see random_bits().
 MONOLANE_DEVICE void make_noise(uint64_t random) {
   const OwnTokens own = own_tokens();
   uint32_t* noise = sampling::noise(own);
-MONOLANE_LOOP
-  for (int i = thread_id(); i < own.count; i += kConsumers) noise[i] = noise_of(mixed_bits(random, own.first + i), sampling::logarithms(), sampling::stretches());
+  MONOLANE_LOOP
+  for (int i = thread_id(); i < own.count; i += kConsumers)
+    noise[i] = noise_of(mixed_bits(random, own.first + i), sampling::logarithms(), sampling::stretches());
 }
 
+// Replaces the logits of this worker's tokens by their distances from the highest fixed-point logit, `top`.
 MONOLANE_DEVICE void take_distances(int64_t top) {
   const OwnTokens own = own_tokens();
   uint32_t* distances = sampling::distances(own);
@@ -40,50 +45,54 @@ MONOLANE_DEVICE void take_distances(int64_t top) {
 
 // --- the race ---
 
-// A token's place in the race as one number: larger for an earlier time and then for a lower id. The last bit is 0 for a token in doubt.
-static_assert(2 * kVocab <= static_cast<int>(kTokenMask), "a place has no room for so many tokens");
+// A race key is the time of a token in the exponential race and its id in one comparable integer: an earlier time has a larger key and, of equal
+// times, the lower id. The lowest bit is 0 for a token in doubt: one of which is not known whether top-k and top-p keep it.
+static_assert(2 * kVocab <= static_cast<int>(kTokenMask), "a race key has no room for so many tokens");
 MONOLANE_DEVICE uint64_t race_key(uint64_t time, uint32_t token, bool doubtful) {
   return (kLargestTime + 1 - time) << kTokenBits | (kTokenMask - (2 * token + doubtful));
 }
-MONOLANE_DEVICE bool is_doubtful(uint64_t place) { return !(place & 1); }
-MONOLANE_DEVICE uint32_t token_of_race_key(uint64_t place) { return (kTokenMask - (static_cast<uint32_t>(place) & kTokenMask)) >> 1; }
+MONOLANE_DEVICE bool is_doubtful(uint64_t key) { return !(key & 1); }
+MONOLANE_DEVICE uint32_t token_of_race_key(uint64_t key) { return (kTokenMask - (static_cast<uint32_t>(key) & kTokenMask)) >> 1; }
 
-// The place of the winner among all blocks' tokens. Those nearer than `kept` are kept, and those from `dropped` on are not; those between are in doubt.
+// Runs the race among the tokens of all workers and returns the winner's race key. Tokens nearer than `kept` are kept, tokens from `dropped` on are
+// not, and tokens between are in doubt but take part. Tokens lighter than min-p allows do not take part.
 MONOLANE_NOINLINE uint64_t race(uint32_t kept, uint32_t dropped, Published which, uint32_t step) {
   const OwnTokens own = own_tokens();
   const uint32_t *distances = sampling::distances(own), *noise = sampling::noise(own);
-  uint64_t mine = 0;
-  uint32_t nearest = 0;  // the distance of this thread's first
-MONOLANE_LOOP
+  uint64_t best_key = 0;       // of this thread's tokens
+  uint32_t best_distance = 0;  // the distance of that token
+  MONOLANE_LOOP
   for (int i = thread_id(); i < own.count; i += kConsumers) {
     const uint32_t distance = distances[i], token = own.first + i;
     if (distance >= dropped || (sampling_params().min_weight && weight(distance) < sampling_params().min_weight)) continue;
-    const uint64_t place = race_key(race_time(distance, static_cast<uint32_t>(sampling_params().rate), noise[i]), token, distance >= kept);
-    if (place > mine) mine = place, nearest = distance;
+    const uint64_t key = race_key(race_time(distance, static_cast<uint32_t>(sampling_params().rate), noise[i]), token, distance >= kept);
+    if (key > best_key) best_key = key, best_distance = distance;
   }
-  const uint64_t first = max_of_block_noinline(mine);
-  if (mine == first && (first || thread_id() == 0)) {
+  const uint64_t first = max_of_block_noinline(best_key);
+  if (best_key == first && (first || thread_id() == 0)) {
     publish64(published_words(worker_id(), which), first, step);
-    if (which == kFirst) publish32(published_words(worker_id(), kDistance), nearest, step);
+    if (which == kFirst) publish32(published_words(worker_id(), kDistance), best_distance, step);
   }
   return max_of_block_noinline(await_best(step, which));
 }
 
-// --- the border ---
+// --- the border of top-k and top-p ---
 
-// How many tokens a bucket has, and their weight.
+// The number of tokens in a bucket of the histogram, and their weight.
 struct Bucket {
   uint64_t count, weight;
 };
 
 MONOLANE_DEVICE uint64_t* histogram(uint32_t round) { return monolane_launch.histograms + round % kHistograms * 2 * kBuckets; }
 
-// All blocks' tokens at distances from `low` to `last`, in buckets of 2^shift distances; in the last bucket all that lie beyond. Returns this thread's.
+// One round of a histogram over the tokens of all workers whose distances lie between `low` and `last`. A bucket has 2^shift distances; the last
+// bucket also has everything beyond it. Each worker fills its own buckets in shared memory and adds them to those in global memory. After a grid
+// barrier each thread returns the bucket of its own number. `counts`, `weights`: which of the two is needed.
 MONOLANE_NOINLINE Bucket add_up(uint32_t low, uint32_t last, int shift, bool counts, bool weights) {
   const OwnTokens own = own_tokens();
   const uint32_t* distances = sampling::distances(own);
   uint64_t* sums = sampling::buckets();
-  uint32_t* own_counts = reinterpret_cast<uint32_t*>(sums + kBuckets);  // as wide as weights; the upper halves stay zero
+  uint32_t* own_counts = reinterpret_cast<uint32_t*>(sums + kBuckets);  // 64-bit numbers like the weights; their upper halves stay zero
   const uint32_t round = shared::flags()->histograms;
   uint64_t *accumulators = histogram(round), *next = histogram(round + 1);
   constexpr int kCleared = divide_up(2 * kBuckets, kWorkers);
@@ -91,40 +100,42 @@ MONOLANE_NOINLINE Bucket add_up(uint32_t low, uint32_t last, int shift, bool cou
   if (thread_id() < kCleared && cleared < 2 * kBuckets) ptx::store_relaxed(&next[cleared], 0);
   sums[thread_id()] = sums[kBuckets + thread_id()] = 0;
   sync_consumers();
-  // Those in the last bucket, which are most, maybe, are not added one by one: all of a thread's at its end.
+  // Most tokens may fall into the last bucket. A thread adds up its tokens of that bucket in registers and adds the sums to the bucket once, at its
+  // end, so that the threads do not contend for one address.
   uint32_t count_beyond = 0;
   uint64_t weight_beyond = 0;
-MONOLANE_LOOP
+  MONOLANE_LOOP
   for (int i = thread_id();; i += kConsumers) {
     const bool end = i >= own.count;
     uint32_t bucket = kBuckets - 1, count = count_beyond;
-    uint64_t lse = weight_beyond;
+    uint64_t added_weight = weight_beyond;
     if (!end) {
       const uint32_t distance = distances[i];
       if (distance < low || distance > last) continue;
-      lse = weights ? weight(distance) : 0, count = 1, bucket = (distance - low) >> shift;
+      added_weight = weights ? weight(distance) : 0, count = 1, bucket = (distance - low) >> shift;
       if (bucket >= kBuckets - 1) {
-        count_beyond++, weight_beyond += lse;
+        count_beyond++, weight_beyond += added_weight;
         continue;
       }
     }
-    if (lse) ptx::add_shared64(&sums[bucket], lse);
+    if (added_weight) ptx::add_shared64(&sums[bucket], added_weight);
     if (counts) ptx::add_shared(&own_counts[2 * bucket], count);
     if (end) break;
   }
   sync_consumers();
-MONOLANE_LOOP
+  MONOLANE_LOOP
   for (int b = thread_id(); b < 2 * kBuckets; b += kConsumers)
     if (sums[b]) ptx::add_global(&accumulators[b], sums[b]);
   grid_barrier();
-  if (thread_id() == 0) shared::flags()->histograms = round + 1;  // before the next round there are barriers
+  if (thread_id() == 0) shared::flags()->histograms = round + 1;  // barriers lie between this store and the next round
   return {ptx::load_relaxed(&accumulators[kBuckets + thread_id()]), ptx::load_relaxed(&accumulators[thread_id()])};
 }
 
-// How far away a border hardly ever is: see reach() of launch.py. That may be too far to tell tokens apart, and so the blocks' best tokens are taken for
-// a sample of all: of a top-k of no more tokens than there are blocks, none is worse than the k-th of them.
+// A distance beyond which the border hardly ever lies. The host computes one from the sampling parameters (reach() of launch.py), but it may be so
+// large that most tokens fall into a few buckets. Then the workers' best tokens serve as a sample of all tokens. Where top-k is no larger than the
+// number of workers, the k-th best of them is a bound: none of the top-k tokens is farther away.
 MONOLANE_DEVICE uint32_t reach(int64_t top) {
-  constexpr uint32_t kFar = 32u << kLogitBits;
+  constexpr uint32_t kFar = 32u << kLogitBits;  // a difference of 32 between two logits
   if (!has_top_k() && monolane_launch.reach < kFar) return monolane_launch.reach;
   const bool few = has_top_k() && sampling_params().top_k <= kWorkers;
   const int64_t spread = top - fixed_logit_of(nth_rank(few ? sampling_params().top_k : kWorkers));
@@ -132,26 +143,26 @@ MONOLANE_DEVICE uint32_t reach(int64_t top) {
   return static_cast<uint32_t>(min(static_cast<int64_t>(monolane_launch.reach), times * spread + kBuckets));
 }
 
-// Tokens nearer than `kept` are kept, and those from `dropped` on are not. `least`, `most`: of the weight that top-k keeps.
+// Tokens nearer than `kept` are kept, and those from `dropped` on are not. `least`, `most`: bounds of the weight of all tokens that top-k keeps.
 struct Border {
   uint32_t kept, dropped;
   uint64_t least, most;
 };
 
-// Where the border of top-k and top-p is, as far as one histogram tells: in some bucket. What is in the bucket weighs little, so that the winner of
-// the race is hardly ever one of those.
+// The border of top-k and top-p as far as one histogram tells it: the bucket in which it lies. The tokens in this bucket are in doubt. They weigh
+// little, so the winner of the race is hardly ever one of them.
 MONOLANE_DEVICE Border bracket(int64_t top) {
   const uint32_t limit = reach(top);
-  const int shift = max(bit_width(limit + limit / (kBuckets / 2)) - kBucketBits, 0);  // the last bucket is for what lies beyond
+  const int shift = max(bit_width(limit + limit / (kBuckets / 2)) - kBucketBits, 0);  // leaves the last bucket to what lies beyond the limit
   const Bucket own = add_up(0, kFarthest, shift, has_top_k(), has_top_p());
   const Prefix weights = prefix_of_block(own.weight);
   uint64_t least = weights.total, most = weights.total;
-  uint32_t kept = 0, dropped = 0;  // buckets
+  uint32_t kept = 0, dropped = 0;  // numbers of buckets
   if (has_top_k()) {
     const Prefix counts = prefix_of_block(own.count);
     const uint64_t wanted = static_cast<uint64_t>(sampling_params().top_k);
     if (counts.passes(wanted - 1, own.count)) {
-      const bool whole = counts.before + own.count == wanted;
+      const bool whole = counts.before + own.count == wanted;  // top-k ends with this bucket, so none of its tokens is in doubt
       found()[0] = thread_id() + whole, found()[1] = thread_id() + 1;
       found()[2] = weights.before + (whole ? own.weight : 0), found()[3] = weights.before + own.weight;
     }
@@ -163,20 +174,23 @@ MONOLANE_DEVICE Border bracket(int64_t top) {
     if (weights.passes(share_of(most), own.weight)) found()[6] = thread_id() + 1;
     sync_consumers();
     kept = static_cast<uint32_t>(found()[4]), dropped = static_cast<uint32_t>(found()[6]);
-    const uint64_t each = weight(dropped << shift);  // about the least that a token in the last of these buckets weighs
-    if (dropped == kept + 1 && dropped < kBuckets && found()[5] < each + each / 2) kept = dropped;  // there is one token in it
+    // Where the border lies in one bucket that has a single token, that token is the last one kept and is not in doubt. `each` is about the least
+    // weight of a token in the bucket, so a bucket below 1.5 times that weight has one token.
+    const uint64_t each = weight(dropped << shift);
+    if (dropped == kept + 1 && dropped < kBuckets && found()[5] < each + each / 2) kept = dropped;
   }
   return {kept << shift, dropped < kBuckets ? dropped << shift : kEverything, least, most};
 }
 
-// --- in doubt ---
+// --- a winner in doubt ---
 
-// Exactly: the distance at which the tokens up to it are as many as top-k keeps, or weigh as much as top-p wants of the weight of those up to `last`.
+// The exact distance of the last token that is kept: the smallest distance up to which there are as many tokens as top-k keeps or, if by_weight, up
+// to which tokens weigh as much as top-p demands of the weight of all tokens up to `last`. Each round finds eight more bits of the distance.
 MONOLANE_NOINLINE uint32_t last_kept(uint32_t last, bool by_weight) {
   uint32_t low = 0;
   uint64_t target = static_cast<uint64_t>(sampling_params().top_k) - 1;
   int shift = max(bit_width(last) - kBucketBits, 0);
-MONOLANE_LOOP
+  MONOLANE_LOOP
   for (bool first = true;; first = false) {
     const Bucket bucket = add_up(low, last, shift, !by_weight, by_weight);
     const uint64_t own = by_weight ? bucket.weight : bucket.count;
@@ -192,14 +206,16 @@ MONOLANE_LOOP
   }
 }
 
+// The sum of a number over the consumer threads of all workers.
 MONOLANE_NOINLINE uint64_t sum_over_grid(uint64_t own, Published which, uint32_t step) {
   const uint64_t total = prefix_of_block(own).total;
   if (thread_id() == 0) publish64(published_words(worker_id(), which), total, step);
   return prefix_of_block(await_best(step, which)).total;
 }
 
-// The winner is a token in doubt. Whether it is kept can be told from how many tokens are nearer, and from their weight. If it is not, those as near
-// as it or farther are out, and the race is run again; if the winner is in doubt once more, with the exact border.
+// Decides about a winner in doubt. The number of nearer tokens and their weight say whether the winner is kept. If it is not, all tokens as near as
+// the winner or farther are dropped too, and the race is run again without them. If that winner is in doubt as well, or if the weight that top-k
+// keeps is not known well enough, the exact border is found and the race is run a last time.
 MONOLANE_NOINLINE uint64_t resolve(uint64_t winner, uint32_t kept, uint64_t least, uint64_t most, uint32_t step) {
   if (await_best(step, kFirst) == winner) found()[0] = await_word64(published_words(thread_id(), kDistance), step);
   sync_consumers();
@@ -207,7 +223,7 @@ MONOLANE_NOINLINE uint64_t resolve(uint64_t winner, uint32_t kept, uint64_t leas
   const OwnTokens own = own_tokens();
   const uint32_t* distances = sampling::distances(own);
   uint64_t count = 0, nearer = 0;
-MONOLANE_LOOP
+  MONOLANE_LOOP
   for (int i = thread_id(); i < own.count; i += kConsumers)
     if (distances[i] < distance) count++, nearer += weight(distances[i]);
   count = sum_over_grid(count, kNearer, step), nearer = sum_over_grid(nearer, kNearerWeight, step);
@@ -218,14 +234,14 @@ MONOLANE_LOOP
     if (!is_doubtful(winner)) return winner;
   }
   uint32_t last = kFarthest;
-MONOLANE_LOOP
+  MONOLANE_LOOP
   for (int by_weight = !has_top_k(); by_weight <= has_top_p(); by_weight++) last = last_kept(last, by_weight);
   return race(last + 1, last + 1, kFirstExactly, step);
 }
 
-// --- all of it ---
+// --- the whole draw ---
 
-// `best`: the rank of the best token. Noise has been made.
+// Draws a token. `best`: the rank of the best token of all workers. The noise of this worker's tokens must have been made.
 MONOLANE_DEVICE uint32_t draw(uint64_t best, uint32_t step) {
   const int64_t top = fixed_logit_of(best);
   take_distances(top);

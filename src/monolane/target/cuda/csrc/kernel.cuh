@@ -1,5 +1,15 @@
-// The monokernel: one launch is one request. Prefill in wide passes, then a token a pass, sampled and checked for its end
-// here. One warp of every block streams the block's tape; the others are the consumers, and all blocks are in step.
+// The kernel: one launch serves one request. It runs prefill passes of up to kPassRows = 16 rows, then decode passes of 1 row. It samples every token
+// and checks the stop conditions on the device; the host only reads tokens and may raise a flag to abort.
+//
+// A worker is a thread block that owns one SM. All workers execute the same stages in the same order. The twelve warps of a worker:
+//
+//     warps 0-7   consumer warps: Consumer::run() executes the stages
+//     warp 8      producer warp: produce() streams the worker's tape into the ring
+//     warp 9      watchdog warp: watches the deadline and, in worker 0, talks to the host (watchdog.cuh)
+//     warp 10     prefetch warp: prefetches constants and cache pages into L2 (prefetch.cuh)
+//     warp 11     idle: registers move between warps in groups of four warps
+//
+// The kernel reads the request and all addresses from monolane_launch and writes tokens, their logprobs and the outcome to host memory.
 #pragma once
 #include "attend.cuh"
 #include "watchdog.cuh"
@@ -10,16 +20,17 @@
 namespace monolane {
 
 struct Pass {
-  int start, rows;
-  bool last_of_prompt;  // or of the answer so far: its last position's logits are asked for
+  int start, rows;      // position of the first row; number of rows
+  bool last_of_prompt;  // the last row is the last known token of the prompt or of the answer: its logits are needed
 };
 
-// Wide passes keep within a block of the cache.
+// The prefill pass that begins at `position` of a prompt of `count` tokens. A prefill pass stays within one cache page.
 MONOLANE_DEVICE Pass prefill_pass(int position, int count) {
   const int rows = min(kPageTokens - position % kPageTokens, count - position);
   return {position, rows, position + rows == count};
 }
 
+// The consumer warps of a worker. All their threads execute run() and hold the same values of its members.
 class Consumer {
  public:
   MONOLANE_DEVICE void run() {
@@ -27,7 +38,9 @@ class Consumer {
     if (worker_id() == 0 && thread_id() == 0) monolane_launch.outcome->start_ns = ptx::now_ns();
     if (monolane_launch.adjusts_logits) note_prompt();
     if (request.token_count - request.cached > 1) *this = prefill(*this);
-    ptx::fence_proxy_async_shared();  // the upper slots of the ring held inputs; copies may write there now
+    // In prefill passes the upper slots of the ring held inputs. The fence orders those accesses before the bulk copies of decode passes into the
+    // same slots, which belong to the async proxy.
+    ptx::fence_proxy_async_shared();
     sync_consumers_and_producer();
     Cursor<false> cursor;
     while (!left_ && !(request.all_logits && position_ >= request.token_count)) {
@@ -41,7 +54,7 @@ class Consumer {
   }
 
  private:
-  // All wide passes.
+  // Runs all prefill passes and returns the consumer's state after them.
   MONOLANE_NOINLINE static Consumer prefill(Consumer consumer) {
     const int count = static_cast<int>(monolane_launch.request.token_count);
     Cursor<true> cursor;
@@ -83,12 +96,14 @@ class Consumer {
     }
   }
 
-  // Tags run out before the next pass ends: all words are cleared, and tags begin anew. Between two passes nobody has a word to wait for but
-  // the chosen token, so the first barrier is for that.
+  // Where the tags would run out before the next pass ends, renew_tags() clears all tagged words and begins with tag 1 again. Between two passes the
+  // only tagged words that a worker may still have to read are those of the chosen token; the first grid barrier waits until every worker has read
+  // them, the second until every word is cleared.
   MONOLANE_NOINLINE static void clear_words() {
     grid_barrier();
     Word4* words = reinterpret_cast<Word4*>(monolane_launch.activation_words);
-    for (int64_t i = worker_id() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkers * kConsumers) words[i] = {0, 0, 0, 0};
+    for (int64_t i = worker_id() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkers * kConsumers)
+      words[i] = {0, 0, 0, 0};
     grid_barrier();
   }
   MONOLANE_DEVICE void renew_tags() {
@@ -97,7 +112,7 @@ class Consumer {
     step_ = 0;
   }
 
-  // A stage begins: a new tag, and the others of the block know where we are.
+  // Begins stage `s`: advances the tag and tells the producer, watchdog and prefetch warps of this worker which stage, position and step it is at.
   template <bool kPrefill>
   MONOLANE_DEVICE void begin(int s, const Pass& now) {
     step_++;
@@ -124,7 +139,7 @@ class Consumer {
     if (kPrefill) grid_barrier();
   }
 
-  // A time stamp for the trace: 0 at the beginning of a stage, 1 when its input is there, 2 at its end.
+  // Stores a time stamp in ns of a decode pass for the trace. `what`: 0 at the beginning of a stage, 1 when its input has arrived, 2 at its end.
   template <bool kPrefill>
   MONOLANE_DEVICE void mark(int s, int what) const {
     if (!kTraced || kPrefill || thread_id() != 0) return;
@@ -133,12 +148,14 @@ class Consumer {
     monolane_launch.trace[((pass * kWorkers + worker_id()) * kStageCount + s) * 3 + what] = ptx::now_ns();
   }
 
+  // Tests make one worker wait here, to see that the others report it.
   MONOLANE_DEVICE void stall() const {
     const int64_t end = ptx::now_ns() + kStallSeconds * int64_t(1000000000);
     while (ptx::now_ns() < end) ptx::nanosleep(1000000);
   }
 
-  // Looked at once per pass by one thread, so that all threads of the block agree. They meet many times before the next.
+  // Whether a worker is stuck. Thread 0 reads the flag once per pass and all consumer threads take its answer, so that they leave together. Many
+  // barriers lie between this read of the answer and the next write.
   MONOLANE_DEVICE static bool failed_together() {
     uint32_t* answer = reinterpret_cast<uint32_t*>(shared::reduce()) + 31;
     if (thread_id() == 0) *answer = shared::failed();
@@ -146,26 +163,28 @@ class Consumer {
     return *answer;
   }
 
-  // The owners of the residual stream take their rows; everybody reads the embedding for himself in the stage that follows.
+  // The embedding stage. Every worker stores those elements of the embeddings that it owns in the residual stream, fp32, in shared::residual() as
+  // [row of the pass][owned element]. The input of the first projection needs the whole embedding: prepare_embedding() reads it again.
   template <bool kPrefill>
   MONOLANE_DEVICE void embed(const Pass& now) {
     const Own own = shared::own()[kResidualProjection];
     constexpr int kRows = Projection<kResidualProjection>::kTileRows;
-    const int rows = own.tiles * kRows;
+    const int owned = own.tiles * kRows;
 #pragma unroll 1
-    for (int i = thread_id() * 4; i < rows * now.rows; i += kConsumers * 4) {
+    for (int i = thread_id() * 4; i < owned * now.rows; i += kConsumers * 4) {
       float v[4];
-      const int position = i / rows, row = i % rows;
-      embedding(token_at<kPrefill>(now, position), own.first_tile * kRows + row, v);
-      for (int j = 0; j < 4; j++) shared::residual()[position * kMaxOwnedRows + row + j] = v[j];
+      const int row = i / owned, element = i % owned;
+      embedding(token_at<kPrefill>(now, row), own.first_tile * kRows + element, v);
+      for (int j = 0; j < 4; j++) shared::residual()[row * kMaxOwnedRows + element + j] = v[j];
     }
   }
 
   template <bool kPrefill>
-  MONOLANE_DEVICE int32_t token_at(const Pass& now, int position) const {
-    return kPrefill ? monolane_launch.request.tokens[now.start + position] : token_;
+  MONOLANE_DEVICE int32_t token_at(const Pass& now, int row) const {
+    return kPrefill ? monolane_launch.request.tokens[now.start + row] : token_;
   }
 
+  // The stage of one projection. For the output head it also publishes the rank of this worker's best token.
   template <bool kPrefill, class P>
   MONOLANE_DEVICE void project_stage(int layer, const Pass& now, Cursor<kPrefill>& cursor) {
     constexpr bool kHead = P::kIsHead;
@@ -173,7 +192,8 @@ class Consumer {
     begin<kPrefill>(s, now);
     const Own own = shared::own()[P::kFirst + layer * kProjectionsPerLayer];
     const StageTiles tiles{s, layer, own.tiles, (own.first_tile * P::kTileRows) >> (P::kOutput == Output::kGate)};
-    if (kHead) ptx::fence();  // keys and values that this pass has kept are seen by whoever sees what is published next
+    // Orders this pass's stores to the cache before what this worker publishes next: a worker that sees the latter sees the new keys and values.
+    if (kHead) ptx::fence();
     if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && P::kNorm != kNone)
       if (!kHead || monolane_launch.request.all_logits) prepare_shared<P>(layer, now);
     uint64_t best = 0;
@@ -194,7 +214,7 @@ class Consumer {
     if (kPrefill) grid_barrier();
   }
 
-  // This block's rows of one stage.
+  // This worker's tiles of one projection. `first_row`: its first output row, where a pair of a gate row and an up row counts as one.
   struct StageTiles {
     int stage, layer, count, first_row;
   };
@@ -206,7 +226,8 @@ class Consumer {
       mark<false>(tiles.stage, 1);
       return scale;
     };
-    // That of the first row this thread will finish is asked for now: it would be waited for when all else is done.
+    // The bias of the first output row that this thread will finish is loaded now. Loaded in finish(), it would be waited for after the last MMA,
+    // when nothing else is left to do.
     const Bias bias = bias_of<P>(tiles.layer, tiles.first_row + thread_id());
     project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
       const Bias own = local < kConsumers ? bias : bias_of<P>(tiles.layer, tiles.first_row + local);
@@ -214,11 +235,12 @@ class Consumer {
     });
   }
 
-  // Results of attention take 3 µs, so who has no part in it need not look for them at once; nor need anybody for merged ones, which take
-  // another hand-off. A pause takes no more than twice its time.
+  // Attention takes about 3 µs, so a worker without a split of its own backs off for 1 µs before it polls for the results. Where splits are merged in
+  // a hand-off of their own, the results come later still, and every worker backs off for 0.5 µs. nanosleep takes at most twice the given time.
   static constexpr int kBackoffNs = 1000, kMergeBackoffNs = 500;
 
-  // The input of a narrow pass, wherever it comes from; returns this thread's part of the sum of its squares.
+  // Prepares the input of a decode pass: the token's embedding, the partial outputs of a few splits, or the tagged words of the stage before. Returns
+  // this thread's part of the sum of squares.
   template <class P>
   MONOLANE_DEVICE float prepare_decode(int layer, const Pass& now) {
     if (P::kIndex == 0 && layer == 0) return prepare_embedding<P, kConsumers>(layer, token_, shared::x(), thread_id());
@@ -234,20 +256,22 @@ class Consumer {
     return prepare_words<P>(layer, step_ - 1);
   }
 
+  // All rows of a prefill pass. The input lies in shared memory if it fits. Otherwise it is read from global memory: normalised by prepare_shared(),
+  // or as the stage before has left it where the projection has no norm.
   template <class P>
   MONOLANE_DEVICE void project_prefill(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor) {
     constexpr bool kStaged = kPaddedCols<P> <= kPrefillCols, kNorm = P::kNorm != kNone;
     constexpr int kStride = kBufferStrides[P::kReads];
     const uint16_t* plain = monolane_launch.prefill_activations + kPrefillOffsets[P::kReads];
-    const auto prepare = [&] {  // a warp per position; its scale goes to `reduce`
+    const auto prepare = [&] {  // one warp per row; the norm factor of a row goes to shared::reduce()
       if constexpr (kStaged) {
-        for (int p = warp_id(); p < now.rows; p += kConsumerWarps) {
-          uint16_t* to = shared::prefill_x() + p * kPrefillStride;
+        for (int row = warp_id(); row < now.rows; row += kConsumerWarps) {
+          uint16_t* to = shared::prefill_x() + row * kPrefillStride;
           const bool first = P::kIndex == 0 && tiles.layer == 0;
-          const float squares = first ? prepare_embedding<P, 32>(tiles.layer, token_at<true>(now, p), to, lane_id())
-                                      : prepare_plain<P, 32>(tiles.layer, plain + p * kStride, to, lane_id());
+          const float squares = first ? prepare_embedding<P, 32>(tiles.layer, token_at<true>(now, row), to, lane_id())
+                                      : prepare_plain<P, 32>(tiles.layer, plain + row * kStride, to, lane_id());
           const float scale = norm_scale<P>(warp_sum(squares));
-          if (lane_id() == 0) shared::reduce()[p] = scale;
+          if (lane_id() == 0) shared::reduce()[row] = scale;
         }
         sync_consumers();
       }
@@ -255,32 +279,34 @@ class Consumer {
     };
     uint64_t unused = 0;
     const uint16_t* x = kStaged ? shared::prefill_x() : kNorm ? monolane_launch.prefill_normed : plain;
-    project<true, P, kPassRows, kStaged>(tiles.count, cursor, x, kStaged ? kPrefillStride : kStride, now.rows, prepare,
-                                          [&](int local, int position, float first, float second, float) {
-                                            const float scale = kNorm ? shared::reduce()[position] : 1.0f;
-                                            finish<true, P>(tiles, now, local, position, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), unused);
-                                          });
+    const auto finish_row = [&](int local, int row, float first, float second, float) {
+      const float scale = kNorm ? shared::reduce()[row] : 1.0f;
+      finish<true, P>(tiles, now, local, row, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), unused);
+    };
+    project<true, P, kPassRows, kStaged>(tiles.count, cursor, x, kStaged ? kPrefillStride : kStride, now.rows, prepare, finish_row);
   }
 
-  // The input of a norm that shared memory has no room for: a block prepares a position for all. Called by all blocks, with rows or without.
+  // Prepares the normalised input of a prefill pass in global memory, where it does not fit shared memory: each row by one worker, for all workers.
+  // All workers call it, with or without tiles of their own, because it has a grid barrier. The norm factors of all rows go to shared::reduce().
   template <class P>
   MONOLANE_DEVICE void prepare_shared(int layer, const Pass& now) {
     constexpr int kStride = kBufferStrides[P::kReads];
     const uint16_t* plain = monolane_launch.prefill_activations + kPrefillOffsets[P::kReads];
-    for (int p = worker_id(); p < now.rows; p += kWorkers) {
-      uint16_t* to = monolane_launch.prefill_normed + p * kStride;
-      const float squares = P::kIndex == 0 && layer == 0 ? prepare_embedding<P, kConsumers, To::kGlobal>(layer, token_at<true>(now, p), to, thread_id())
-                                                     : prepare_plain<P, kConsumers, To::kGlobal>(layer, plain + p * kStride, to, thread_id());
+    for (int row = worker_id(); row < now.rows; row += kWorkers) {
+      uint16_t* to = monolane_launch.prefill_normed + row * kStride;
+      const float squares = P::kIndex == 0 && layer == 0
+                                ? prepare_embedding<P, kConsumers, To::kGlobal>(layer, token_at<true>(now, row), to, thread_id())
+                                : prepare_plain<P, kConsumers, To::kGlobal>(layer, plain + row * kStride, to, thread_id());
       const float scale = finish_prepare<P>(squares);
-      if (thread_id() == 0) ptx::store_relaxed(monolane_launch.prefill_scales + p, ptx::bits_of(scale));
-      sync_consumers();  // the sums of squares have been read
+      if (thread_id() == 0) ptx::store_relaxed(monolane_launch.prefill_scales + row, ptx::bits_of(scale));
+      sync_consumers();  // all threads have read the sums of squares in shared::reduce()
     }
     grid_barrier();
     if (thread_id() < now.rows) shared::reduce()[thread_id()] = ptx::float_of(ptx::load_relaxed(monolane_launch.prefill_scales + thread_id()));
     sync_consumers();
   }
 
-  // The logits of the last position of a wide pass.
+  // The output head of a prefill pass: the logits of its last row only.
   template <class P>
   MONOLANE_DEVICE void project_last_row(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor, uint64_t& best) {
     constexpr int kBuffer = P::kReads;
@@ -291,53 +317,58 @@ class Consumer {
     });
   }
 
-  // A row's bias; of a gate, those of both its rows.
+  // The bias of an output row or, where the projection is a gate, of a gate row and its up row.
   struct Bias {
     float first = 0.0f, second = 0.0f;
   };
   template <class P>
-  MONOLANE_DEVICE static Bias bias_of(int layer, int row) {
+  MONOLANE_DEVICE static Bias bias_of(int layer, int output_row) {
     constexpr int kBias = P::kBias, kGate = P::kOutput == Output::kGate;
-    if (kBias == kNone || row >= P::kRows >> kGate) return {};
-    const float* from = monolane_launch.constants + kBias + layer * kConstantsPerLayer + (row << kGate);
+    if (kBias == kNone || output_row >= P::kRows >> kGate) return {};
+    const float* from = monolane_launch.constants + kBias + layer * kConstantsPerLayer + (output_row << kGate);
     return {from[0], kGate ? from[1] : 0.0f};
   }
 
-  // What becomes of a row's sum; of logits, the best is kept.
+  // Finishes one result of a projection: adds the bias and publishes the value, or updates the residual stream with it, or stores the logit. `local`:
+  // the output row, counted from this worker's first. `row`: row of the pass. `first`, `second`: sums; the second one is of the up row of a gate.
+  // `best`: the highest rank of this thread's logits so far.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int position, float first, float second, const Bias& bias, uint64_t& best) {
+  MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const Bias& bias,
+                              uint64_t& best) {
     constexpr Output kOutput = P::kOutput;
     constexpr int kGate = kOutput == Output::kGate, kBuffer = P::kWrites;
-    const int row = tiles.first_row + local;
-    if (row >= P::kRows >> kGate) return;
+    const int output_row = tiles.first_row + local;
+    if (output_row >= P::kRows >> kGate) return;
     float v = first + bias.first;
     if constexpr (kGate) {
       v = ptx::divide(v, 1.0f + ptx::exp(-v)) * (second + bias.second);
-      publish_activation<kPrefill>(kBuffer, row, position, v, step_);
+      publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kResidual) {
-      v += shared::residual()[position * kMaxOwnedRows + local];
-      shared::residual()[position * kMaxOwnedRows + local] = v;
-      publish_activation<kPrefill>(kBuffer, row, position, v, step_);
+      v += shared::residual()[row * kMaxOwnedRows + local];
+      shared::residual()[row * kMaxOwnedRows + local] = v;
+      publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kStore) {
       if (kPrefill)
-        monolane_launch.prefill_qkv[position * (kQueryDims + 2 * kKvDims) + row] = v;
+        monolane_launch.prefill_qkv[row * (kQueryDims + 2 * kKvDims) + output_row] = v;
       else
-        ptx::store_relaxed(monolane_launch.qkv_words + row, tagged_float(v, step_));
+        ptx::store_relaxed(monolane_launch.qkv_words + output_row, tagged_float(v, step_));
     } else if (monolane_launch.request.all_logits) {
-      monolane_launch.request.all_logits[(now.start - monolane_launch.request.cached + position) * kVocab + row] = v;
+      monolane_launch.request.all_logits[(now.start - monolane_launch.request.cached + row) * kVocab + output_row] = v;
     } else {
-      if (!monolane_launch.plain_greedy) keep_logit(local, row, v);
-      best = max(best, rank_of(v, static_cast<uint32_t>(row)));
+      if (!monolane_launch.plain_greedy) keep_logit(local, output_row, v);
+      best = max(best, rank_of(v, static_cast<uint32_t>(output_row)));
     }
   }
 
-  // One token more, the same for all blocks.
+  // The sampling stage: all workers choose the same token, and worker 0 posts it to its watchdog warp for the host. A stop token, the limit of
+  // tokens, an abort, or a logit that is not a number ends the request.
   MONOLANE_DEVICE void sample(const Pass& now) {
     const Request& request = monolane_launch.request;
     note_wait(kWaitToken);
-    const int made = now.start + now.rows - static_cast<int>(request.token_count);  // before this one
-    const uint32_t token = monolane_launch.plain_greedy ? token_of(max_of_block(await_best(step_ - 1, kBest))) : choose(now.start + now.rows, made, step_);
-    if (shared::failed()) return;  // whatever was chosen, it is not an answer
+    const int made = now.start + now.rows - static_cast<int>(request.token_count);  // tokens of the answer before this one
+    const uint32_t token =
+        monolane_launch.plain_greedy ? token_of(max_of_block(await_best(step_ - 1, kBest))) : choose(now.start + now.rows, made, step_);
+    if (shared::failed()) return;  // waits ended early, so the token is meaningless
     if (token == kAbortToken || token == kNoToken) return end(token == kNoToken ? kNotANumber : kAborted);
     token_ = static_cast<int32_t>(token);
     if (worker_id() == 0 && thread_id() == 0) post(token_, made);
@@ -352,14 +383,14 @@ class Consumer {
     if (thread_id() == 0) ptx::store_shared(&shared::flags()->status, status);
   }
 
-  uint32_t step_ = 0;  // the tag of what this stage publishes: 1 to kMostTags
-  int32_t token_ = kNone;
-  int decode_passes_ = 0;
-  int position_ = static_cast<int>(monolane_launch.request.cached);
-  bool left_ = false;
+  uint32_t step_ = 0;      // tag of what the current stage publishes: 1 to kMaxTag
+  int32_t token_ = kNone;  // input token of the next decode pass
+  int decode_passes_ = 0;  // counted for the trace
+  int position_ = static_cast<int>(monolane_launch.request.cached);  // of the first row of the next pass
+  bool left_ = false;                                                // the request has ended
 };
 
-// The producer's twin of Consumer::run: the same passes in the same order.
+// The producer warp: streams the tape for the same passes in the same order as Consumer::run(). Its first thread issues all copies.
 MONOLANE_DEVICE void produce() {
   const Request& request = monolane_launch.request;
   const uint8_t* tape = monolane_launch.tapes[worker_id()];
@@ -379,7 +410,8 @@ MONOLANE_DEVICE void produce() {
   sync_consumers_and_producer();
   if (lane_id() != 0) return;
   Producer<false> decode;
-  const int passes = (count - position) + (request.all_logits ? 0 : static_cast<int>(request.max_tokens) - 1);  // no more than fit the context
+  // At most this many decode passes follow; their positions fit the context. The consumers may end the request earlier.
+  const int passes = (count - position) + (request.all_logits ? 0 : static_cast<int>(request.max_tokens) - 1);
   for (int i = 0; i < passes && going && !shared::consumers_done(); i++) going = decode.pass(tape, position + i, true);
   decode.drain();
 }
@@ -392,8 +424,8 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(monolane::kThreads) monolane_kernel(MONOLAN
   if (thread == 0) {
     for (int prefill = 0; prefill < 2; prefill++)
       for (int slot = 0; slot < kSlots; slot++) {
-        ptx::mbarrier_init(&shared::full(prefill)[slot], 1);
-        ptx::mbarrier_init(&shared::empty(prefill)[slot], kWarpgroupWarps);
+        ptx::mbarrier_init(&shared::full(prefill)[slot], 1);                 // the producer's arrival, and the bytes it expects
+        ptx::mbarrier_init(&shared::empty(prefill)[slot], kWarpgroupWarps);  // one arrival for each warp of the warpgroup that had the chunk
       }
     *shared::flags() = {};
     ptx::mbarrier_init_fence();

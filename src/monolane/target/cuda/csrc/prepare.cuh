@@ -1,5 +1,12 @@
-// The input of a projection in shared memory, as bf16, prepared by every block for itself. A norm's weight is multiplied
-// in here, its scale at the end, when the sums are in: it is one number per position.
+// Prepares the input of a projection: the bf16 vector x that the weights are multiplied with, one for each row of the pass. The consumer warps of
+// every worker prepare the whole input for their own worker.
+//
+// The source is one of: tagged words of a decode pass, plain bf16 activations of a prefill pass in global memory, or the embedding of a token (first
+// layer). attend.cuh adds a fourth: partial outputs of splits. The result lies in shared memory, in the layout of input_index(), or in global memory
+// with its columns in order, where the normalised input of a prefill pass does not fit shared memory.
+//
+// Where the projection has an RMS norm, x is multiplied here by the weights of the norm, column by column. The factor 1 / rms is one number for each
+// row of the pass, so it is applied later, to the sums: the functions here return a thread's sum of squares, from which norm_scale() computes it.
 #pragma once
 #include "handoff.cuh"
 
@@ -7,38 +14,55 @@ namespace monolane {
 
 constexpr uint32_t kOne = 0x3f800000u;  // the bits of 1.0f
 
-// Four words of the input, from shared memory, or from global where it did not fit: past L1, which others do not write to.
+// Four words (8 columns) of a prepared input: from shared memory if kStaged, else from global memory. The load from global memory bypasses L1,
+// because L1 does not see the stores of other thread blocks.
 template <bool kStaged>
 MONOLANE_DEVICE Word4 input_words(const uint16_t* p) {
   return kStaged ? *reinterpret_cast<const Word4*>(p) : ptx::load_l2(reinterpret_cast<const Word4*>(p));
 }
 
-// Four consecutive elements of a token's embedding; `k` is a multiple of 4.
+// Four consecutive elements of a token's embedding, from `k` on, a multiple of 4. The embedding comes from the table or, where it is tied to the
+// output head, from the head's row of this token, which lies on its owner's tape in the layout [tile][k-block][row of the tile][column].
 MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
   const uint16_t* from =
-      monolane_launch.table ? monolane_launch.table + static_cast<int64_t>(token) * kHidden + k
-                   : reinterpret_cast<const uint16_t*>(monolane_launch.head_tiles[token / kTileRows]) + k / kKBlock * (kTileRows * kKBlock) +
-                         token % kTileRows * kKBlock + k % kKBlock;
+      monolane_launch.table
+          ? monolane_launch.table + static_cast<int64_t>(token) * kHidden + k
+          : reinterpret_cast<const uint16_t*>(monolane_launch.head_tiles[token / kTileRows]) + k / kKBlock * (kTileRows * kKBlock) +
+                token % kTileRows * kKBlock + k % kKBlock;
 #pragma unroll
   for (int i = 0; i < 4; i++) v[i] = k + i < kHidden ? bf16_to_float(from[i]) : 0.0f;
 }
 
-// In shared memory an input lies as the tensor core's A operand wants it for one position: 16 bytes are four registers, of
-// which the first and the third are of A's upper rows, the others of its lower. A unit's piece of eight elements (four
-// words, met by the four words of a lane's weights) lies in the order 0 2 1 3: upper rows have what the first two words of
-// weights want, lower rows what the last two want. Of half tiles, whose units have two blocks of k, upper rows have the
-// first block, lower rows the second: words 0 and 1 of both, and behind those of all lanes, words 2 and 3.
-// Returns the place of elements k and k + 1, k a multiple of four; k + 2 and k + 3 lie four elements further.
+// In shared memory an input lies as an MMA A operand: the 16 bytes that one thread loads are its registers a0 a1 a2 a3 of mma.m16n8k16, so a decode
+// pass moves no register between load and MMA. a0 and a2 belong to rows 0-7 of A, a1 and a3 to rows 8-15.
+//
+// Thread 4g + t of a warp holds 16 bytes of a weight fragment: four words w0 w1 w2 w3 of two columns each. w0 w1 are the B operand of one MMA, w2 w3
+// of a second one (see project.cuh). The input words x0 x1 x2 x3 of the same eight columns lie so that each MMA finds its words in one half of A.
+//
+// Whole tiles: a fragment has 32 columns (one k-block), and thread t loads the input of columns 8t to 8t + 7:
+//
+//     word in memory   x0    x2    x1    x3          xi: columns 8t + 2i and 8t + 2i + 1
+//     A register       a0    a1    a2    a3
+//     rows of A        0-7   8-15  0-7   8-15        rows 0-7 match w0 w1, rows 8-15 match w2 w3
+//
+// Half tiles: a fragment has 64 columns, the k-blocks p and q. Rows 0-7 of A hold k-block p, rows 8-15 hold k-block q. The words that match w0 w1 of
+// all four t come first, then those that match w2 w3:
+//
+//     bytes            0 .. 63: t = 0 to 3                 64 .. 127: t = 0 to 3
+//     word in memory   p0    q0    p1    q1                p2    q2    p3    q3
+//     A register       a0    a1    a2    a3                a0    a1    a2    a3
+//
+// Returns the index, in elements, of columns k and k + 1, where k is a multiple of 4. Columns k + 2 and k + 3 lie 4 elements further.
 template <class P>
 MONOLANE_DEVICE int input_index(int k) {
   if constexpr (P::kFragmentCols == kKBlock) return k / 8 * 8 + k % 8 / 4 * 2;
   return k / (2 * kKBlock) * (2 * kKBlock) + k % 8 / 4 * kKBlock + k % kKBlock / 8 * 8 + k / kKBlock % 2 * 2;
 }
 
-// Where a prepared input lies: in shared memory, in places of its own (see input_place), or in global memory, in order.
+// Where a prepared input lies: in shared memory in the layout of input_index(), or in global memory with its columns in order.
 enum class To { kShared, kGlobal };
 
-// Four elements, with a norm's weights, to their places in `x`; returns their sum of squares.
+// Multiplies four columns by the weights of the norm and stores them as bf16 at `x`; returns their sum of squares before the multiplication.
 template <To kTo>
 MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint16_t* x) {
   uint32_t* words = reinterpret_cast<uint32_t*>(x);
@@ -52,20 +76,21 @@ MONOLANE_DEVICE const float* norm_weights(int layer) {
   return monolane_launch.constants + P::kNorm + layer * kConstantsPerLayer;
 }
 
-// The columns of a matrix, with those that fill up its last unit.
+// The columns of a matrix, padded to whole fragments.
 template <class P>
 constexpr int kPaddedCols = P::kFragments * P::kFragmentCols;
 
-// Elements [0, cols), and zeros behind them up to whole units, four at a time, this thread's share of kThreadCount.
-// `fetch(base, v)` gives the four at base, base + 4 * kThreadCount, … of a burst; a norm's weights are asked for before.
-// Returns the sum of squares.
+// Prepares columns [0, kCols), and zeros up to kPaddedCols, with kThreadCount threads, of which this one is `thread`. Each thread takes groups of
+// four columns, kStride columns apart, kBurst groups at a time. `fetch(base, v)` fills v with the groups at base, base + kStride, … of a burst.
+// The norm weights of a burst are loaded before `fetch` is called, so that they arrive while `fetch` polls. Returns this thread's sum of squares.
 template <class P, int kThreadCount, int kBurst, To kTo = To::kShared, class Fetch>
 MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fetch) {
   constexpr int kCols = P::kCols, kPadded = kPaddedCols<P>, kStride = kThreadCount * 4;
   constexpr bool kNorm = P::kNorm != kNone;
   constexpr int kRounds = divide_up(kPadded, kBurst * kStride);
   const float* weights = kNorm ? norm_weights<P>(layer) + thread * 4 : nullptr;
-  uint16_t* to = x + (kTo == To::kShared ? input_index<P>(thread * 4) : thread * 4);  // steps are whole units
+  // kStride is a multiple of a fragment's columns, so the index of a later group is the index of the first one plus a multiple of kStride.
+  uint16_t* to = x + (kTo == To::kShared ? input_index<P>(thread * 4) : thread * 4);
   float squares = 0.0f;
 #pragma unroll
   for (int round = 0; round < kRounds; round++) {
@@ -74,7 +99,7 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
     float v[kBurst][4] = {};
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
-      const int from = first + j * kStride;  // of the first thread: known to the compiler
+      const int from = first + j * kStride;  // column of thread 0: a compile-time constant, so that most bounds checks vanish
       weight[j] = {kOne, kOne, kOne, kOne};
       if (kNorm && (from + kStride <= kCols || from + thread * 4 < kCols)) weight[j] = *reinterpret_cast<const Word4*>(weights + from);
     }
@@ -88,17 +113,19 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
   return squares;
 }
 
+// Groups of four columns that one of kThreadCount threads prepares.
 template <class P, int kThreadCount>
-constexpr int kFours = divide_up(kPaddedCols<P>, kThreadCount * 4);  // of a thread
+constexpr int kFours = divide_up(kPaddedCols<P>, kThreadCount * 4);
+// Groups of a burst: at most kMost, and bursts as equal as possible.
 template <class P, int kThreadCount, int kMost>
 constexpr int kBurstOf = divide_up(kFours<P, kThreadCount>, divide_up(kFours<P, kThreadCount>, kMost));
 
-// Words that carry tags, looked at until all tags are right.
+// The input of a decode pass: polls the tagged words of the stage before until all of a thread's words have the tag `step`.
 template <class P>
 MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   constexpr int kBurst = kBurstOf<P, kConsumers, 6>, kStride = kConsumers * 4, kCols = P::kCols;
   const uint32_t* words = monolane_launch.activation_words + kWordOffsets[P::kReads];
-  const uint32_t blank = step & 0xffffu;  // zero, with the right tag
+  const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
   return prepare_with<P, kConsumers, kBurst>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
     Word4 four[kBurst];
     for (;;) {
@@ -107,7 +134,7 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
       for (int j = 0; j < kBurst; j++) {
         const int k = base + j * kStride;
         four[j] = {blank, blank, blank, blank};
-        if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));  // buffers end with whole units
+        if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));  // buffers are padded to whole fragments
         if (kCols % 4 && k + 4 > kCols) {
           if (k + 1 >= kCols) four[j].y = blank;
           if (k + 2 >= kCols) four[j].z = blank;
@@ -117,13 +144,18 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
 #pragma unroll
       for (int j = 0; j < kBurst; j++) wrong |= (four[j].x ^ step) | (four[j].y ^ step) | (four[j].z ^ step) | (four[j].w ^ step);
       const bool ready = (wrong & 0xffffu) == 0;
+      // The sum of squares of a norm needs shuffles, so there the threads of a warp leave the loop together (see all_ready).
       if (P::kNorm != kNone ? all_ready(ready) : ready || shared::failed()) break;
     }
 #pragma unroll
-    for (int j = 0; j < kBurst; j++) v[j][0] = value_of(four[j].x), v[j][1] = value_of(four[j].y), v[j][2] = value_of(four[j].z), v[j][3] = value_of(four[j].w);
+    for (int j = 0; j < kBurst; j++) {
+      v[j][0] = value_of(four[j].x), v[j][1] = value_of(four[j].y);
+      v[j][2] = value_of(four[j].z), v[j][3] = value_of(four[j].w);
+    }
   });
 }
 
+// The input of the first projection: the embedding of `token`.
 template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token, uint16_t* x, int thread) {
   return prepare_with<P, kThreadCount, 1, kTo>(layer, x, thread, [&](int k, float (&v)[1][4]) {
@@ -137,13 +169,15 @@ MONOLANE_DEVICE float warp_sum(float v) {
   return v;
 }
 
+// The factor 1 / rms of a row from its sum of squares over all columns.
 template <class P>
 MONOLANE_DEVICE float norm_scale(float squares) {
   constexpr float kShare = 1.0f / static_cast<float>(P::kCols);
   return ptx::rsqrt(squares * kShare + P::kEps);
 }
 
-// All consumers have stored their parts of `x`; the scale of its norm from the sums of squares.
+// Waits until all consumer warps have stored their part of a row's input. Returns the row's factor 1 / rms, summed over all consumer threads from
+// their sums of squares, or 1 where the projection has no norm.
 template <class P>
 MONOLANE_DEVICE float finish_prepare(float squares) {
   if constexpr (P::kNorm == kNone) {
@@ -160,7 +194,8 @@ MONOLANE_DEVICE float finish_prepare(float squares) {
   }
 }
 
-// One position of a wide pass, plain elements, asked for all at once. Rows of plain elements are whole units.
+// The input of one row of a prefill pass from plain bf16 activations. All loads of a burst are issued before the first of them is used. Rows of the
+// activations are padded to whole fragments.
 template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* x, int thread) {
   constexpr int kBurst = kBurstOf<P, kThreadCount, 16>, kCols = P::kCols;
@@ -170,7 +205,7 @@ MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* 
     for (int j = 0; j < kBurst; j++) {
       const int k = base + j * kThreadCount * 4;
       four[j] = 0;
-      if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));  // past L1, as all that others write
+      if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));  // bypasses L1: other thread blocks wrote it
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++)

@@ -1,61 +1,82 @@
-// Streaming a matrix through the tensor cores: the weights are the B operand (8 rows of 16 k), the positions are the rows
-// of A, so one position or sixteen cost the same. A sum has a fixed order: per chunk of a tile along k, per warp, in turn.
-// At one position tiles come one after the other. At sixteen the first chunks of all tiles of a batch come first, then the second:
-// a warp's inputs of a chunk stay in registers meanwhile, so that those from L2 are read once a batch. (At one position that was 2% slower.)
+// The matrix product of a projection on the tensor cores: the worker's own tiles of the matrix times the prepared input of 1 row or up to kPassRows =
+// 16 rows of the pass. The 8 consumer warps of every worker run it. They read weights from the ring and inputs from shared memory (or, in prefill,
+// from global memory), write each warp's sums to shared memory, and pass the sum of each output row to the caller's finish().
 //
-// At one position all upper rows of A are alike, and all lower rows. An input lies in shared memory so that four registers
-// as they are loaded are an A operand (see input_place). A product with the first two words of a lane's weights counts in the
-// upper rows, one with the last two in the lower rows; what stands in the other half is of no use, and costs nothing.
+// Operands of mma.m16n8k16: the weights are B (16 k, 8 columns), the rows of the pass are the rows of A. So 1 row and 16 rows take as many MMAs.
+// B's columns are output rows. Thread 4g + t of a warp loads 16 bytes of a weight fragment, four words of two k each: w0 w1 are B of one MMA, w2 w3
+// are B of a second one. The order of k within the two MMAs differs from the order in memory; A has its input words in the same order.
 //
-// A unit of half a tile has two blocks of k: columns 0 to 3 of B are its four rows in the first, columns 4 to 7 the same
-// rows in the second. Of a product with the input of the first, the left half counts, of one with that of the second, the
-// right; a row's sum is that of both. At one position one product does: the upper rows of A are the one, the lower the other.
+//     fragment of a whole tile: 8 output rows x 32 k     column g of B: output row g          thread 4g + t: k = 8t to 8t + 7
+//     fragment of a half tile:  4 output rows x 64 k     columns 0-3: output row g,     thread 4g + t: k = 8t to 8t + 7 of the first k-block
+//                                                        columns 4-7: output row g - 4, thread 4g + t: the same k of the second k-block
+//
+// Which part of the product C counts:
+//
+//     1 row,   whole tile   A: rows 0-7 hold the input for w0 w1, rows 8-15 that for w2 w3      MMA with w0 w1: rows 0-7; with w2 w3: rows 8-15
+//     1 row,   half tile    A: rows 0-7 hold the first k-block, rows 8-15 the second            rows 0-7 of columns 0-3, rows 8-15 of columns 4-7
+//     16 rows, whole tile   A: one row of the pass in each row                                  all
+//     16 rows, half tile    A: one row of the pass in each row, one k-block in each MMA         first k-block: columns 0-3; second: columns 4-7
+//
+// The rest of C is ignored and costs nothing. With 1 row all rows of the same half of A are equal; 16 bytes of the input as they lie in shared memory
+// are an A operand (see input_index). The sum of an output row of a half tile is the sum of two columns of C.
+//
+// Every sum has a fixed order, so the same request gives the same bits on every run: a warp adds up its fragments of a tile in the order of k, and
+// row_sum() adds the sums of the warps in a fixed order.
+//
+// With 1 row the chunks come tile by tile. With 16 rows the first chunks of all tiles of a batch come first, then the second ones, and so on: a warp
+// then uses the same input for consecutive chunks, keeps it in registers, and reads an input that lies in L2 once per batch. (With 1 row this order
+// was 2% slower.)
 #pragma once
 #include "prepare.cuh"
 #include "ring.cuh"
 
 namespace monolane {
 
-// How a group of warps takes its chunks of a matrix: of every tile the same ones, or every other tile whole.
+// Which chunks of a matrix a warpgroup takes. Where a tile is one chunk, the warpgroups take turns tile by tile. Otherwise a tile has the same number
+// of chunks for each warpgroup, and a warpgroup takes every kWarpgroups-th chunk, the same ones of every tile.
 template <class P>
 struct WarpgroupShare {
   static constexpr int kFragments = P::kFragments, kChunks = P::kChunks, kChunkFragments = P::kChunkFragments;
-  static constexpr int kKBlocks = P::kFragmentCols / kKBlock;  // of k, in a unit
+  static constexpr int kKBlocks = P::kFragmentCols / kKBlock;  // of a fragment: 1, or 2 in half tiles
   static constexpr bool kWholeTiles = kChunks == 1;
   static_assert(kWholeTiles || kChunks % kWarpgroups == 0, "a warpgroup's chunks are the same ones of every tile");
-  static_assert(P::kTileRows * kKBlocks == kMmaCols, "a unit has all columns of a product");
-  static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;    // of a tile that it takes
-  static constexpr int kTileStep = kWholeTiles ? kWarpgroups : 1;
-  static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);    // units of a chunk, for one warp
+  static_assert(P::kTileRows * kKBlocks == kMmaCols, "a fragment fills all columns of B");
+  static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
+  static constexpr int kTileStep = kWholeTiles ? kWarpgroups : 1;                     // from one of its tiles to the next
+  static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a chunk for one warp
   static constexpr bool kEqualChunks = kChunks * kChunkFragments == kFragments;
 
   MONOLANE_DEVICE static int fragments_of(int chunk) { return min(kChunkFragments, kFragments - chunk * kChunkFragments); }
 
-  // Whether a warp has a j-th unit in a chunk of so many. What lies behind a short chunk in its slot is another chunk's: it
-  // must not be multiplied, not even with zero.
+  // Whether a warp (0 to 3, within its warpgroup) has a j-th fragment in a chunk of `fragments`: fragments go to the four warps one by one. Behind a
+  // short chunk its slot still holds bytes of an earlier chunk. They must not be multiplied, not even by zero: zero times infinity is NaN.
   MONOLANE_DEVICE static bool has(int j, int fragments, int warp) {
-    return (kEqualChunks && (j + 1) * kWarpgroupWarps <= kChunkFragments) || j * kWarpgroupWarps + warp < (kEqualChunks ? kChunkFragments : fragments);
+    return (kEqualChunks && (j + 1) * kWarpgroupWarps <= kChunkFragments) ||
+           j * kWarpgroupWarps + warp < (kEqualChunks ? kChunkFragments : fragments);
   }
 };
 
-// --- one position ---
+// --- 1 row ---
 
-// A warp's inputs of units [kFirst, kFirst + kCount) of a chunk.
+// A warp's A operands for its fragments [kFirst, kFirst + kCount) of a chunk: one per k-block.
 template <class P, int kFirst, int kCount>
 struct DecodeInputs {
   using S = WarpgroupShare<P>;
   Word4 values[kCount * S::kKBlocks];
 
-  // `from`: this lane's place in the input of the chunk.
+  // `from`: this thread's address in the input of the chunk.
   MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
 #pragma unroll
     for (int i = 0; i < kCount * S::kKBlocks; i++) {
       const int j = kFirst + i / S::kKBlocks;
       values[i] = {0, 0, 0, 0};
-      if (S::has(j, fragments, warp)) values[i] = *reinterpret_cast<const Word4*>(from + (j * kWarpgroupWarps * S::kKBlocks + i % S::kKBlocks) * kKBlock);
+      if (S::has(j, fragments, warp))
+        values[i] = *reinterpret_cast<const Word4*>(from + (j * kWarpgroupWarps * S::kKBlocks + i % S::kKBlocks) * kKBlock);
     }
   }
 
+  // Two MMAs per fragment. In whole tiles both have the same A operand. In half tiles the first operand holds the words for w0 w1 of both k-blocks,
+  // the second those for w2 w3. MMAs alternate between four accumulators, so that an MMA does not depend on the one before.
   MONOLANE_DEVICE void multiply(const Word4 (&weights)[S::kWarpFragments], int fragments, int warp, float (&sums)[4][4]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
@@ -68,8 +89,10 @@ struct DecodeInputs {
   }
 };
 
+// Multiplies a warp's fragments of a chunk, from kFirst on, with inputs that are loaded from shared memory for this chunk, 8 operands at a time.
 template <class P, int kFirst>
-MONOLANE_DEVICE void multiply_one(const Word4 (&weights)[WarpgroupShare<P>::kWarpFragments], const uint16_t* from, int fragments, int warp, float (&sums)[4][4]) {
+MONOLANE_DEVICE void multiply_one(const Word4 (&weights)[WarpgroupShare<P>::kWarpFragments], const uint16_t* from, int fragments, int warp,
+                                  float (&sums)[4][4]) {
   constexpr int kTogether = 8 / WarpgroupShare<P>::kKBlocks, kCount = lesser(kTogether, WarpgroupShare<P>::kWarpFragments - kFirst);
   DecodeInputs<P, kFirst, kCount> inputs;
   inputs.load(from, fragments, warp);
@@ -77,22 +100,24 @@ MONOLANE_DEVICE void multiply_one(const Word4 (&weights)[WarpgroupShare<P>::kWar
   if constexpr (kFirst + kCount < WarpgroupShare<P>::kWarpFragments) multiply_one<P, kFirst + kCount>(weights, from, fragments, warp, sums);
 }
 
-// --- sixteen positions ---
+// --- up to 16 rows ---
 
-// Words 0 and 1 (half 0) or 2 and 3 (half 1) of a block of k, from the registers of a lane's pieces of all blocks.
+// Two input words of one row and one k-block: those that match w0 w1 (half 0) or w2 w3 (half 1). `pieces` are the thread's 16-byte loads of all
+// k-blocks of a fragment: in the layout of input_index() if kStaged, else with their columns in order.
 template <bool kStaged, int kKBlocks>
-MONOLANE_DEVICE void words_of(const Word4 (&pieces)[kKBlocks], int block, int half, uint32_t& first, uint32_t& second) {
-  const Word4& in_order = pieces[block];
+MONOLANE_DEVICE void words_of(const Word4 (&pieces)[kKBlocks], int k_block, int half, uint32_t& first, uint32_t& second) {
+  const Word4& in_order = pieces[k_block];
   const Word4& paired = pieces[kKBlocks > 1 ? half : 0];
   if (!kStaged)
     first = half ? in_order.z : in_order.x, second = half ? in_order.w : in_order.y;
-  else if (kKBlocks > 1 ? block : half)
+  else if (kKBlocks > 1 ? k_block : half)
     first = paired.y, second = paired.w;
   else
     first = paired.x, second = paired.z;
 }
 
-// A warp's inputs of units [first, first + kCount) of a chunk, loaded together, so that products need not wait one by one.
+// A warp's inputs for its fragments [first, first + kCount) of a chunk. They are loaded together, so that the MMAs do not wait for one load after the
+// other. Thread 4g + t holds row g of the pass in `upper` and row g + 8 in `lower`.
 template <class P, bool kStaged, int kCount>
 struct PrefillInputs {
   using S = WarpgroupShare<P>;
@@ -111,6 +136,7 @@ struct PrefillInputs {
       }
   }
 
+  // Two MMAs per fragment and k-block. In half tiles accumulators 0 and 1 are of the first k-block, 2 and 3 of the second.
   MONOLANE_DEVICE void multiply(const Word4 (&weights)[S::kWarpFragments], int fragments, int warp, float (&sums)[4][4], int first = 0) const {
 #pragma unroll
     for (int i = 0; i < kCount; i++)
@@ -126,9 +152,10 @@ struct PrefillInputs {
   }
 };
 
-// From shared memory, a few at a time: they are loaded again for every tile.
+// Multiplies a warp's fragments of a chunk with inputs from shared memory. They are loaded again for every tile, a few fragments at a time.
 template <class P>
-MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[WarpgroupShare<P>::kWarpFragments], const uint16_t* from, int stride, int fragments, int warp, float (&sums)[4][4]) {
+MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[WarpgroupShare<P>::kWarpFragments], const uint16_t* from, int stride, int fragments,
+                                     int warp, float (&sums)[4][4]) {
   constexpr int kTogether = divide_up(2, WarpgroupShare<P>::kKBlocks);
 #pragma unroll
   for (int first = 0; first < WarpgroupShare<P>::kWarpFragments; first += kTogether) {
@@ -138,8 +165,8 @@ MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[WarpgroupShare<P>::k
   }
 }
 
-// What a warp keeps of its input from one tile to the next.
-template <class P, int kPositions>
+// Inputs that a warp keeps in registers from one tile to the next: of all its fragments of a chunk. kInputRows: 1 or kPassRows.
+template <class P, int kInputRows>
 struct KeptInputs {
   PrefillInputs<P, false, WarpgroupShare<P>::kWarpFragments> inputs;
 
@@ -154,20 +181,23 @@ struct KeptInputs<P, 1> {
 
 // --- sums ---
 
-// Where the sums of one tile, one part of its chunks and one warp lie: [positions][columns].
-template <int kPositions>
+// The sums of a batch lie in shared memory as [tile of the batch][part][warp of its warpgroup][row of the pass][column of C], fp32. `part` is the
+// warpgroup where all warpgroups take chunks of a tile, else 0.
+template <int kInputRows>
 MONOLANE_DEVICE float* sums_at(int tile, int part, int warp) {
-  float* first = kPositions > 1 ? shared::prefill_sums() : shared::sums();
-  return first + ((tile * kWarpgroups + part) * kWarpgroupWarps + warp) * kPositions * kMmaCols;
+  float* first = kInputRows > 1 ? shared::prefill_sums() : shared::sums();
+  return first + ((tile * kWarpgroups + part) * kWarpgroupWarps + warp) * kInputRows * kMmaCols;
 }
 
-// What has been summed up of a chunk of a tile, to `to`, on top of its earlier chunks; and zeros for the next.
-template <int kKBlocks, int kPositions>
-MONOLANE_DEVICE void store_sums(float* to, int lane, float (&sums)[4][4], bool add) {
+// Adds up the four accumulators, stores the part of C that counts at `to` (or adds it to what earlier chunks of the tile have left there, if `add`),
+// and clears the accumulators for the next tile. Thread 4g + t holds columns 2t and 2t + 1 of C: of row g in sums[.][0..1], of row g + 8 in
+// sums[.][2..3].
+template <int kKBlocks, int kInputRows>
+MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], bool add) {
   const auto store = [&](int at, float v) { to[at] = add ? to[at] + v : v; };
-  const int row = lane / 4, column = lane % 4 * 2;
-  const bool right = kKBlocks > 1 && column >= kMmaCols / 2;  // what counts here are products with the second block
-  if (kPositions > 1) {
+  const int row = lane_index / 4, column = lane_index % 4 * 2;
+  const bool right = kKBlocks > 1 && column >= kMmaCols / 2;  // columns 4-7 of a half tile: MMAs with the second k-block count
+  if (kInputRows > 1) {
     float total[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -177,7 +207,8 @@ MONOLANE_DEVICE void store_sums(float* to, int lane, float (&sums)[4][4], bool a
     store(row * kMmaCols + column, total[0]), store(row * kMmaCols + column + 1, total[1]);
     store((row + 8) * kMmaCols + column, total[2]), store((row + 8) * kMmaCols + column + 1, total[3]);
   } else {
-    // Even products count above, odd ones below; of half tiles, all of them above or all below.
+    // Whole tiles: even accumulators (w0 w1) count in rows 0-7 (`above`), odd ones (w2 w3) in rows 8-15 (`below`). Half tiles: all accumulators count
+    // in rows 0-7 for columns 0-3, and in rows 8-15 for columns 4-7.
     float total[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -193,87 +224,94 @@ MONOLANE_DEVICE void store_sums(float* to, int lane, float (&sums)[4][4], bool a
     for (int j = 0; j < 4; j++) sums[j][i] = 0.0f;
 }
 
-// The dot product of one row at one position: parts and warps in order.
-template <class P, int kPositions>
-MONOLANE_DEVICE float row_sum(int tile, int row, int position) {
+// The dot product of one output row of a tile with one row of the pass: the sums of all parts and warps, in order. In half tiles columns output_row
+// and output_row + 4 of C belong to the same output row.
+template <class P, int kInputRows>
+MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
   constexpr int kRows = P::kTileRows;
-  const float* from = sums_at<kPositions>(tile, 0, 0) + position * kMmaCols + row;
+  const float* from = sums_at<kInputRows>(tile, 0, 0) + row * kMmaCols + output_row;
   float total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < lesser(P::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += kPositions * kMmaCols)
+  for (int i = 0; i < lesser(P::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += kInputRows * kMmaCols)
     total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
   return total;
 }
 
-// Rows that a tile gives: a gate has two for each.
+// Results of a tile for each row of the pass: one per output row, or, where the projection is a gate, one per pair of a gate row and an up row.
 template <class P>
 constexpr int kRowsOfTile = P::kOutput == Output::kGate ? P::kTileRows / 2 : P::kTileRows;
 
-// All rows of a batch of `count` tiles, of which `first` is the first.
-template <class P, int kPositions, class Finish>
+// Calls `finish` for every result of a batch: tiles [first, first + count), of which the sums lie in shared memory, and `rows` rows of the pass.
+template <class P, int kInputRows, class Finish>
 MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, Finish finish) {
   constexpr bool kGate = P::kOutput == Output::kGate;
   constexpr int kPerTile = kRowsOfTile<P>;
 #pragma unroll 1
-  for (int i = thread_id(); i < count * kPositions * kPerTile; i += kConsumers) {
-    const int row = i % kPerTile, position = i / kPerTile % kPositions, of = i / (kPerTile * kPositions);
-    if (position >= rows) continue;
-    const float sum = row_sum<P, kPositions>(of, kGate ? 2 * row : row, position);
-    const float second = kGate ? row_sum<P, kPositions>(of, 2 * row + 1, position) : 0.0f;
-    finish((first + of) * kPerTile + row, position, sum, second, scale);
+  for (int i = thread_id(); i < count * kInputRows * kPerTile; i += kConsumers) {
+    const int output_row = i % kPerTile, row = i / kPerTile % kInputRows, tile = i / (kPerTile * kInputRows);
+    if (row >= rows) continue;
+    const float sum = row_sum<P, kInputRows>(tile, kGate ? 2 * output_row : output_row, row);
+    const float second = kGate ? row_sum<P, kInputRows>(tile, 2 * output_row + 1, row) : 0.0f;
+    finish((first + tile) * kPerTile + output_row, row, sum, second, scale);
   }
 }
 
-// This block's rows of one matrix, a batch of tiles at a time. A group has its next chunks in registers, their slots
-// free; at the beginning even before `prepare()` has waited for the input and returned its scale. `finish(local row, position,
-// sum, second sum, scale)` is called once for each row, after each batch; for a gate, with the sums of both its rows.
-template <bool kPrefill, class P, int kPositions, bool kStaged, class Prepare, class Finish>
+// Multiplies this worker's `tiles` tiles of one matrix, a batch of tiles at a time, for kInputRows rows (of which `rows` are in the pass).
+//
+// A warpgroup holds its next 1 to 3 chunks in registers and has released their slots. It loads the first ones before `prepare()`, which waits for the
+// input, stores it at `x` and returns its norm factor. Row r of the input begins at x + r * stride, in shared memory if kStaged.
+//
+// After each batch `finish(result, row, sum, second sum, scale)` is called once for each result and row of the pass: `result` counts from the first
+// of this worker, and where the projection is a gate, the two sums are those of the gate row and of the up row.
+template <bool kPrefill, class P, int kInputRows, bool kStaged, class Prepare, class Finish>
 MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t* x, int stride, int rows, Prepare prepare, Finish finish) {
   using S = WarpgroupShare<P>;
-  constexpr int kBatch = kPositions > 1 ? kPrefillBatch : kDecodeBatch;
+  constexpr int kBatch = kInputRows > 1 ? kPrefillBatch : kDecodeBatch;
   constexpr int kAhead = kPrefill ? 1 : P::kAhead;  // chunks in registers
   constexpr bool kOneBatch = P::kMaxTiles <= kBatch;
-  constexpr bool kByChunks = kPositions > 1 && S::kOwnChunks > 1;   // the same chunk of all tiles of a batch, then the next
-  constexpr bool kHolds = kPositions > 1 ? !kStaged : S::kOwnChunks == 1;
+  constexpr bool kByChunks = kInputRows > 1 && S::kOwnChunks > 1;  // the same chunk of all tiles of a batch, then the next chunk
+  // Inputs stay in registers where all chunks of this warpgroup have the same input (1 row), or where they would come from L2 (16 rows).
+  constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged : S::kOwnChunks == 1;
   constexpr int kChunkCols = S::kChunkFragments * P::kFragmentCols;
-  const int lane = lane_id(), warp = warp_id() % kWarpgroupWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
-  const uint16_t* mine = x + (kPositions > 1 ? lane / 4 * stride : 0) + lane % 4 * 8 + warp * P::kFragmentCols + part * kChunkCols;
-  const int own = S::kWholeTiles ? cursor.own_chunks(tiles) : tiles * S::kOwnChunks;  // chunks of this group
-  int left = own;
-  // Zeroed, or else the compiler keeps what the stage before has left, all the way to here, and spills.
-  Word4 one[S::kWarpFragments] = {}, two[S::kWarpFragments] = {}, three[S::kWarpFragments] = {};
-  const auto take = [&](Word4 (&weights)[S::kWarpFragments]) {
-    if (left > 0) cursor.load_chunk(weights, warp, lane), left--;
+  const int lane_index = lane_id(), warp = warp_id() % kWarpgroupWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
+  const uint16_t* thread_x = x + (kInputRows > 1 ? lane_index / 4 * stride : 0) + lane_index % 4 * 8 + warp * P::kFragmentCols + part * kChunkCols;
+  const int own_chunks = S::kWholeTiles ? cursor.own_chunks(tiles) : tiles * S::kOwnChunks;  // of this warpgroup
+  int unloaded = own_chunks;                                                                 // of them, not in registers yet
+  // Zeroed: otherwise the compiler keeps what the stage before has left in these registers alive up to here, and spills.
+  Word4 weights0[S::kWarpFragments] = {}, weights1[S::kWarpFragments] = {}, weights2[S::kWarpFragments] = {};
+  const auto load_next = [&](Word4 (&weights)[S::kWarpFragments]) {
+    if (unloaded > 0) cursor.load_chunk(weights, warp, lane_index), unloaded--;
   };
-  take(one);
-  if (kAhead > 1) take(two);
-  if (kAhead > 2) take(three);
+  load_next(weights0);
+  if (kAhead > 1) load_next(weights1);
+  if (kAhead > 2) load_next(weights2);
   note_wait(kWaitActivations);
   const float scale = prepare();
   note_wait(kWaitCopy);
   float sums[4][4] = {};
-  int first = 0, count = min(kBatch, tiles);          // of the batch
-  int tile = S::kWholeTiles ? warpgroup : 0, chunk = 0;        // of the batch; of this group's chunks of a tile
-  KeptInputs<P, kPositions> held;
-  const auto inputs = [&] { return mine + (S::kOwnChunks > 1 ? chunk * kWarpgroups * kChunkCols : 0); };
+  int first = 0, count = min(kBatch, tiles);              // the first tile of the batch, and how many it has
+  int tile = S::kWholeTiles ? warpgroup : 0, chunk = 0;   // tile of the batch; chunk of the tile, counted among those of this warpgroup
+  KeptInputs<P, kInputRows> kept;
+  const auto inputs = [&] { return thread_x + (S::kOwnChunks > 1 ? chunk * kWarpgroups * kChunkCols : 0); };
   const auto fragments = [&] { return S::fragments_of((S::kOwnChunks > 1 ? chunk * kWarpgroups : 0) + part); };
-  const auto hold = [&] {
-    if constexpr (kHolds) held.load(inputs(), stride, fragments(), warp);
+  const auto keep_inputs = [&] {
+    if constexpr (kKeepsInputs) kept.load(inputs(), stride, fragments(), warp);
   };
-  hold();
+  keep_inputs();
   const auto end_batch = [&] {
     sync_consumers();
-    finish_batch<P, kPositions>(first, count, rows, scale, finish);
+    finish_batch<P, kInputRows>(first, count, rows, scale, finish);
     first += kBatch, tile -= kBatch;
     if (kByChunks) tile = chunk = 0;
     count = min(kBatch, tiles - first);
-    if (first < tiles) sync_consumers();  // the sums are overwritten next
+    if (first < tiles) sync_consumers();  // the next batch overwrites the sums
   };
-  // The chunk in `weights`, which then get the next that is not in registers. False when there is none left. Where there is one batch, its
-  // end is not in between, and not there once for each chunk in registers: jumps to what is far away take time.
-  int steps = own;
+  // Multiplies the chunk in `weights` and loads the next chunk that is not in registers into them. Returns false when no chunk is left. Where there
+  // is only one batch, end_batch() is called once after the loop and not in here: step() is inlined once for each chunk in registers, and a jump
+  // over another copy of end_batch() waits for instructions that are not in the instruction cache.
+  int steps_left = own_chunks;
   const auto step = [&](Word4 (&weights)[S::kWarpFragments]) {
-    if (kOneBatch && !steps--) return false;
+    if (kOneBatch && !steps_left--) return false;
     while (!kOneBatch && tile >= count) {
       if (kByChunks && ++chunk < S::kOwnChunks) {
         tile = 0;
@@ -281,25 +319,25 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
         end_batch();
         if (first >= tiles) return false;
       }
-      if (kByChunks) hold();
+      if (kByChunks) keep_inputs();
     }
-    if (kOneBatch && kByChunks && tile >= count) tile = 0, chunk++, hold();
-    if constexpr (kHolds)
-      held.inputs.multiply(weights, fragments(), warp, sums);
-    else if constexpr (kPositions == 1)
+    if (kOneBatch && kByChunks && tile >= count) tile = 0, chunk++, keep_inputs();
+    if constexpr (kKeepsInputs)
+      kept.inputs.multiply(weights, fragments(), warp, sums);
+    else if constexpr (kInputRows == 1)
       multiply_one<P, 0>(weights, inputs(), fragments(), warp, sums);
     else
       multiply_staged<P>(weights, inputs(), stride, fragments(), warp, sums);
-    take(weights);
+    load_next(weights);
     if (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
-      store_sums<S::kKBlocks, kPositions>(sums_at<kPositions>(tile, part, warp), lane, sums, kByChunks && chunk > 0);
+      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(tile, part, warp), lane_index, sums, kByChunks && chunk > 0);
       tile += S::kTileStep;
       if (!kByChunks) chunk = 0;
     }
     return true;
   };
 #pragma unroll 1
-  while (step(one) && (kAhead < 2 || step(two)) && (kAhead < 3 || step(three))) {
+  while (step(weights0) && (kAhead < 2 || step(weights1)) && (kAhead < 3 || step(weights2))) {
   }
   if (kOneBatch) end_batch();
   cursor.skip(tiles * S::kChunks);

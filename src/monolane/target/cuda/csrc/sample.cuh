@@ -1,40 +1,48 @@
-// Choosing the next token, in integers, by all blocks: each has the logits of its own tokens, which are consecutive. The
-// specification is program/sample.py. Integer sums do not depend on their order, so the token is the reference's, bit for bit.
+// Sampling: chooses the next token, in integer arithmetic. The consumer warps of all workers run it together; each worker has the logits of its own
+// tokens, which have consecutive ids. It reads these logits and the sampling parameters, and returns the same token in every worker; worker 0 writes
+// logprobs to the host's entry. The specification is program/sample.py. Integer sums do not depend on their order, so the token is exactly the one
+// that the specification chooses.
 //
-//   1. Every block publishes the rank of its best token; all find the best of all. A greedy request is done.
-//   2. Top-k and top-p: all blocks add up one histogram of distances (highest score - score). It tells all but what is in the bucket of the border.
-//   3. Every block publishes the place in the race of its first token that is kept, or may be. All find the winner.
-//   4. In doubt, which is seldom: the border's distance is found exactly, bucket by bucket, and the race is run again.
+//   1. Every worker publishes the rank of its best token, and every worker finds the best of all. A greedy request is done.
+//   2. Top-k and top-p: all workers add up one histogram of distances (highest fixed-point logit - fixed-point logit). It says which tokens are kept
+//      and which are not, except for those in the bucket that has the border: they are in doubt.
+//   3. Every worker publishes the race key of its first token in the exponential race, among those that are kept or in doubt. Every worker finds the
+//      winner.
+//   4. Where the winner is in doubt, which is rare: the number and weight of nearer tokens decide; if need be the exact distance of the border is
+//      found, one histogram after the other, and the race is run again.
 //
-// A token is chosen every few hundred microseconds, and by then its instructions have left the caches: what takes time is how many different ones
-// there are. So loops stay loops, and what is needed more than once is a function of its own.
+// A token is chosen every few hundred microseconds, and by then the instructions of sampling have left the instruction caches. The time it takes
+// depends on how many different instructions there are. So loops are not unrolled, and what is needed more than once is a noinline function.
 #pragma once
 #include "draw.cuh"
 
 namespace monolane {
 
-// --- logprobs: of the model's own logits, into the host's entry ---
+// --- logprobs ---
 
+// The logprobs of the chosen token and of the likeliest tokens, by the model's own logits, before penalties and temperature. The entry in host memory
+// gets distances and a sum of weights at temperature 1, from which the host computes logarithms.
 class Logprobs {
  public:
   MONOLANE_DEVICE Logprobs(uint32_t step) : own_(own_tokens()), wanted_(min(monolane_launch.request.logprobs, kVocab)), step_(step) {}
 
-  // `chosen`: the token that was chosen. In the first block, fills in `entry`.
+  // All workers publish their sums and likeliest tokens; worker 0 fills in `entry`. `chosen`: the token that was chosen.
   MONOLANE_DEVICE void report(uint32_t chosen, Entry* entry) {
-    sync_consumers();  // the ranks have been read
+    sync_consumers();  // all threads have read the ranks that choose() has left
     const uint64_t theirs = await_best(step_ - 1, kLikeliest);
     if (thread_id() < kWorkers) sampling::ranks()[thread_id()] = theirs;
     const int64_t top = fixed_logit_of(max_of_block_noinline(theirs));
     const uint64_t threshold = wanted_ && wanted_ <= kWorkers ? nth_rank(wanted_) : 0;
     uint64_t sum = 0;
-MONOLANE_LOOP
-    for (int i = thread_id(); i < own_.count; i += kConsumers) sum += weight_of(static_cast<uint32_t>(top - fixed_logit(logit(i))), static_cast<uint32_t>(kUnitRate));
+    MONOLANE_LOOP
+    for (int i = thread_id(); i < own_.count; i += kConsumers)
+      sum += weight_of(static_cast<uint32_t>(top - fixed_logit(logit(i))), static_cast<uint32_t>(kUnitRate));
     sum = prefix_of_block(sum).total;
     if (thread_id() == 0) {
       publish64(sum_of(worker_id()), sum, step_);
       if (own_.has(chosen)) {
-        const uint32_t score = static_cast<uint32_t>(fixed_logit(monolane_launch.logits[chosen]));
-        ptx::store_relaxed(chosen_score(), static_cast<uint64_t>(score) << 32 | step_);
+        const uint32_t fixed = static_cast<uint32_t>(fixed_logit(monolane_launch.logits[chosen]));
+        ptx::store_relaxed(chosen_score(), static_cast<uint64_t>(fixed) << 32 | step_);
       }
     }
     publish_likeliest(own_, wanted_, threshold, step_, [&](int i) { return rank_of(logit(i), own_.first + i); });
@@ -42,15 +50,15 @@ MONOLANE_LOOP
   }
 
  private:
-  // A greedy request has them in shared memory still; a draw has put distances in their place.
+  // The logit of the worker's i-th token. A greedy request still has the logits in shared memory; a draw has overwritten them with distances.
   MONOLANE_DEVICE float logit(int i) const {
     return kLogitsFit && monolane_launch.request.sampling.greedy ? shared::at<float>(kLogitsOffset)[i] : monolane_launch.logits[own_.first + i];
   }
   MONOLANE_DEVICE static uint64_t* sum_of(int worker) { return monolane_launch.logprob_sums + 2 * worker; }
   MONOLANE_DEVICE static uint64_t* chosen_score() { return sum_of(kWorkers); }
 
-  // By the first block. At most as many blocks as tokens are wanted have any, and each at most as many; if they are more than a block can
-  // sort at once, as where all logits are equal, it takes the first ones one after the other.
+  // In worker 0: collects what all workers have published. At most `wanted_` workers list tokens, and each lists `wanted_` at most. Where these are
+  // more than there are consumer threads, as where all logits are equal, they are merged one token after the other.
   MONOLANE_DEVICE void write(int64_t top, Entry* entry) {
     const uint64_t sum = prefix_of_block(thread_id() < kWorkers ? await64(sum_of(thread_id()), step_) : 0).total;
     const int count = collect_likeliest(step_);
@@ -68,20 +76,22 @@ MONOLANE_LOOP
     entry->top_tokens[n] = static_cast<int32_t>(token_of(rank));
     entry->top_distances[n] = top - fixed_logit_of(rank);
   }
+  // One thread per listed token: the number of higher ranks is its index in the entry.
   MONOLANE_DEVICE void write_at_once(int count, int64_t top, Entry* entry) const {
     const uint64_t* ranks = sampling::buckets();
     if (thread_id() >= count) return;
     const uint64_t rank = ranks[thread_id()];
     int higher = 0;
-MONOLANE_LOOP
+    MONOLANE_LOOP
     for (int i = 0; i < count; i++) higher += ranks[i] > rank;
     if (higher < wanted_) put(higher, rank, top, entry);
   }
+  // One thread per worker: in each round the thread with the highest rank writes its token and goes on to the next of its worker's list.
   MONOLANE_DEVICE void write_in_order(int64_t top, Entry* entry) const {
     const TopList* theirs = top_list(min(thread_id(), kWorkers - 1));
     const int count = thread_id() < kWorkers ? static_cast<int>(await_word64(&theirs->count, step_)) : 0;
     int next = 0;
-MONOLANE_LOOP
+    MONOLANE_LOOP
     for (int n = 0; n < wanted_; n++) {
       const uint64_t mine = next < count ? await64(theirs->ranks + 2 * next, step_) : 0, highest = max_of_block_noinline(mine);
       if (mine == highest && highest) put(n, highest, top, entry), next++;
@@ -89,17 +99,19 @@ MONOLANE_LOOP
   }
 
   const OwnTokens own_;
-  const int wanted_;
+  const int wanted_;  // how many of the likeliest tokens the entry gets
   const uint32_t step_;
 };
 
 MONOLANE_NOINLINE void report_logprobs(uint32_t token, Entry* entry, uint32_t step) { Logprobs(step).report(token, entry); }
 
-// The token at `position`, the same for all blocks. Apart: it is long, and not on the way of a plain greedy request.
+// Chooses the token at `position`: the same one in every worker. `made`: tokens of the answer before it. The function is noinline because it is long
+// and a plain greedy request does not need it.
 MONOLANE_NOINLINE uint32_t choose(int64_t position, int64_t made, uint32_t step) {
   const Request& request = monolane_launch.request;
   const bool greedy = request.sampling.greedy;
-  // What can be done before the others' best tokens are here.
+  // Work that needs nothing from the other workers comes first, while their best tokens are on the way: the tables are copied to shared memory, one
+  // entry by each thread, and the noise is made.
   const uint64_t power = kPowers[thread_id()], logarithm = kLogarithms[thread_id()], stretch = kStretches[thread_id()];
   sampling::powers()[thread_id()] = power, sampling::logarithms()[thread_id()] = logarithm, sampling::stretches()[thread_id()] = stretch;
   if (!greedy) {
@@ -114,7 +126,7 @@ MONOLANE_NOINLINE uint32_t choose(int64_t position, int64_t made, uint32_t step)
   const uint32_t token = greedy ? token_of(best) : drawing::draw(best, step);
   if (request.logprobs >= 0) report_logprobs(token, monolane_launch.entries + made, step);
   if (monolane_launch.adjusts_logits) note_token(token);
-  sync_consumers();  // the scratch is free for others
+  sync_consumers();  // the next stage may overwrite the scratch
   return token;
 }
 
