@@ -2,9 +2,9 @@
 // 16 rows of the pass. The 8 consumer warps of every worker run it. They read weights from the ring and inputs from shared memory (or, in prefill,
 // from global memory), write each warp's sums to shared memory, and pass the sum of each output row to the caller's finish().
 //
-// Operands of mma.m16n8k16: the weights are B (16 k, 8 columns), the rows of the pass are the rows of A. So 1 row and 16 rows take the same number of MMAs.
-// B's columns are output rows. Thread 4g + t of a warp loads 16 bytes of a weight fragment, four words of two k each: w0 w1 are B of one MMA, w2 w3
-// are B of a second one. The order of k within the two MMAs differs from the order in memory; A has its input words in the same order.
+// Operands of mma.m16n8k16: the weights are B (16 k, 8 columns), the rows of the pass are the rows of A. So 1 row and 16 rows take the same number of
+// MMAs. B's columns are output rows. Thread 4g + t of a warp loads 16 bytes of a weight fragment, four words of two k each: w0 w1 are B of one MMA,
+// w2 w3 are B of a second one. The order of k within the two MMAs differs from the order in memory; A has its input words in the same order.
 //
 //     fragment                                   column g of B            the 16 bytes of thread 4g + t
 //     whole tile: 8 output rows x 32 k           output row g             k = 8t to 8t + 7
