@@ -148,7 +148,7 @@ class Consumer {
     monolane_launch.trace[((pass * kWorkers + worker_id()) * kStageCount + s) * 3 + what] = ptx::now_ns();
   }
 
-  // Tests make one worker wait here, to see that the others report it.
+  // Tests make one worker wait here, to see that the other workers report it.
   MONOLANE_DEVICE void stall() const {
     const int64_t end = ptx::now_ns() + kStallSeconds * int64_t(1000000000);
     while (ptx::now_ns() < end) ptx::nanosleep(1000000);

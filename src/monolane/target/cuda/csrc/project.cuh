@@ -2,20 +2,22 @@
 // 16 rows of the pass. The 8 consumer warps of every worker run it. They read weights from the ring and inputs from shared memory (or, in prefill,
 // from global memory), write each warp's sums to shared memory, and pass the sum of each output row to the caller's finish().
 //
-// Operands of mma.m16n8k16: the weights are B (16 k, 8 columns), the rows of the pass are the rows of A. So 1 row and 16 rows take as many MMAs.
-// B's columns are output rows. Thread 4g + t of a warp loads 16 bytes of a weight fragment, four words of two k each: w0 w1 are B of one MMA, w2 w3
-// are B of a second one. The order of k within the two MMAs differs from the order in memory; A has its input words in the same order.
+// Operands of mma.m16n8k16: the weights are B (16 k, 8 columns), the rows of the pass are the rows of A. So 1 row and 16 rows take the same number of
+// MMAs. B's columns are output rows. Thread 4g + t of a warp loads 16 bytes of a weight fragment, four words of two k each: w0 w1 are B of one MMA,
+// w2 w3 are B of a second one. The order of k within the two MMAs differs from the order in memory; A has its input words in the same order.
 //
-//     fragment of a whole tile: 8 output rows x 32 k     column g of B: output row g          thread 4g + t: k = 8t to 8t + 7
-//     fragment of a half tile:  4 output rows x 64 k     columns 0-3: output row g,     thread 4g + t: k = 8t to 8t + 7 of the first k-block
-//                                                        columns 4-7: output row g - 4, thread 4g + t: the same k of the second k-block
+//     fragment                                   column g of B            the 16 bytes of thread 4g + t
+//     whole tile: 8 output rows x 32 k           output row g             k = 8t to 8t + 7
+//     half tile:  4 output rows x 64 k   g < 4:  output row g             k = 8t to 8t + 7 of the first k-block
+//                                        g >= 4: output row g - 4         k = 8t to 8t + 7 of the second k-block
 //
-// Which part of the product C counts:
+// What A holds, and which part of the product C (16 rows x 8 columns) counts:
 //
-//     1 row,   whole tile   A: rows 0-7 hold the input for w0 w1, rows 8-15 that for w2 w3      MMA with w0 w1: rows 0-7; with w2 w3: rows 8-15
-//     1 row,   half tile    A: rows 0-7 hold the first k-block, rows 8-15 the second            rows 0-7 of columns 0-3, rows 8-15 of columns 4-7
-//     16 rows, whole tile   A: one row of the pass in each row                                  all
-//     16 rows, half tile    A: one row of the pass in each row, one k-block in each MMA         first k-block: columns 0-3; second: columns 4-7
+//                           A                                                            C that counts
+//     1 row,   whole tile   rows 0-7: the input for w0 w1; rows 8-15: that for w2 w3     MMA with w0 w1: rows 0-7; with w2 w3: rows 8-15
+//     1 row,   half tile    rows 0-7: the first k-block; rows 8-15: the second           rows 0-7 of columns 0-3; rows 8-15 of columns 4-7
+//     16 rows, whole tile   row r: row r of the pass                                     all
+//     16 rows, half tile    row r: row r of the pass, one k-block in each MMA            first k-block: columns 0-3; second: columns 4-7
 //
 // The rest of C is ignored and costs nothing. With 1 row all rows of the same half of A are equal; 16 bytes of the input as they lie in shared memory
 // are an A operand (see input_index). The sum of an output row of a half tile is the sum of two columns of C.
@@ -24,8 +26,8 @@
 // row_sum() adds the sums of the warps in a fixed order.
 //
 // With 1 row the chunks come tile by tile. With 16 rows the first chunks of all tiles of a batch come first, then the second ones, and so on: a warp
-// then uses the same input for consecutive chunks, keeps it in registers, and reads an input that lies in L2 once per batch. (With 1 row this order
-// was 2% slower.)
+// then has the same input for consecutive chunks, and an input that comes from L2 stays in registers, so that it is read once per batch. (With 1 row
+// this order was 2% slower.)
 #pragma once
 #include "prepare.cuh"
 #include "ring.cuh"
@@ -289,8 +291,8 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   const float scale = prepare();
   note_wait(kWaitCopy);
   float sums[4][4] = {};
-  int first = 0, count = min(kBatch, tiles);              // the first tile of the batch, and how many it has
-  int tile = S::kWholeTiles ? warpgroup : 0, chunk = 0;   // tile of the batch; chunk of the tile, counted among those of this warpgroup
+  int first = 0, count = min(kBatch, tiles);             // the first tile of the batch, and how many it has
+  int tile = S::kWholeTiles ? warpgroup : 0, chunk = 0;  // tile of the batch; chunk of the tile, counted among those of this warpgroup
   KeptInputs<P, kInputRows> kept;
   const auto inputs = [&] { return thread_x + (S::kOwnChunks > 1 ? chunk * kWarpgroups * kChunkCols : 0); };
   const auto fragments = [&] { return S::fragments_of((S::kOwnChunks > 1 ? chunk * kWarpgroups : 0) + part); };
