@@ -15,8 +15,8 @@ from monolane.engine import answer as answer_room
 from monolane.engine.answer import Answer, Queued, Started
 from monolane.engine.async_engine import AsyncEngine
 from monolane.engine.result import Delta
-from monolane.engine.synthetic import PANGRAM, synthetic_engine
 from monolane.errors import QueueFullError, SlowReaderError
+from synthetic_engine import PANGRAM, synthetic_engine
 
 
 @dataclass
