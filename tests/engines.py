@@ -1,4 +1,4 @@
-"""Real engine processes with the synthetic target, for tests that ask and wait."""
+"""Synthetic engines, for tests that ask and wait."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from fake_model import encode
 from monolane import SamplingParams
 from monolane.engine.answer import Answer, Event
 from monolane.engine.async_engine import AsyncEngine
 from monolane.engine.result import Completion, Delta
-from monolane.engine.synthetic import synthetic_engine, synthetic_model
+from synthetic_engine import synthetic_engine
 
 ENOUGH_S = 30.0  # a test that takes longer hangs
 
@@ -40,7 +41,7 @@ async def engine(**behaviour: Any) -> AsyncIterator[AsyncEngine]:
 
 
 def ask(engine: AsyncEngine, prompt: str = "Hi", **params: Any) -> Answer:
-    return engine.submit(synthetic_model().tokenizer.encode(prompt), SamplingParams(**params))
+    return engine.submit(encode(prompt), SamplingParams(**params))
 
 
 async def answer_of(engine: AsyncEngine, prompt: str = "Hi", **params: Any) -> Completion:

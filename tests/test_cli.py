@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from fake_llm import FakeTarget, encode, fake_llm
+from fake_llm import fake_llm
+from fake_model import encode
+from fake_target import FakeTarget
 from monolane import ModelFileError, cli
 from monolane.bench.measure.shapes import SHAPES
 from monolane.cli import opening
@@ -203,7 +205,7 @@ def test_chat_ends_with_ctrl_d_and_not_with_ctrl_c(terminal: Terminal) -> None:
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None:
     target = terminal.answers("a", context=100_000)
-    target.pace_s = 0.01
+    target.slow_down(0.01)
 
     def press() -> None:
         target.first_token.wait(20)

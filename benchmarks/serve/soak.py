@@ -97,7 +97,7 @@ class Soak:
         while time.monotonic() + KILL_S < self.end:
             time.sleep(KILL_S)
             for child in _children(self.place.pid):
-                if b"monolane.engine.synthetic" in _read(f"/proc/{child}/cmdline"):
+                if b"synthetic_engine.py" in _read(f"/proc/{child}/cmdline"):
                     os.kill(child, signal.SIGKILL)
                     self.counts["engine killed"] += 1
 

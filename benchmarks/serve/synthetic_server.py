@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
 
@@ -24,7 +25,7 @@ class Place:
 
 @contextmanager
 def synthetic_server(**behaviour: float | int | str) -> Iterator[Place]:
-    """``behaviour`` is that of ``monolane.engine.synthetic.Synthetic``."""
+    """``behaviour`` is that of ``Synthetic`` in tests/synthetic_engine.py."""
     command = [sys.executable, __file__, json.dumps(behaviour)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -42,9 +43,10 @@ def synthetic_server(**behaviour: float | int | str) -> Iterator[Place]:
 
 
 def main() -> None:
-    from monolane.engine.synthetic import synthetic_engine
+    sys.path.append(str(Path(__file__).parents[2] / "tests"))
     from monolane.serve.run import Settings, serve
     from monolane.serve.service import Service
+    from synthetic_engine import synthetic_engine
 
     service = Service(synthetic_engine(**json.loads(sys.argv[1])), "synthetic")
     serve(service, Settings(port=0), lambda text: print(text, flush=True))

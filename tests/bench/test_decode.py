@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_target import MadeUpTarget
 
+from fake_target import FakeClock, FakeTarget, Faults
 from monolane.bench.measure import contexts, decode, queue, timing
 from monolane.bench.measure.decode import Lengths
 from monolane.bench.measure.shapes import SHAPES
@@ -40,14 +40,22 @@ def model() -> Model:
 
 
 @pytest.fixture
-def target(monkeypatch: pytest.MonkeyPatch) -> MadeUpTarget:
-    made = MadeUpTarget()
-    monkeypatch.setattr(timing, "perf_counter", made.host_clock)
+def target(monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
+    made = FakeTarget(
+        name="cuda (made up, 132 workers)",
+        context=40_000,
+        slots=2,
+        bytes_per_token=2_400_000_000,
+        start_s=0.004,
+        prompt_s=0.0002,
+        token_s=0.0006,
+    )
+    monkeypatch.setattr(timing, "perf_counter", made.clock.now_s)
     return made
 
 
 @pytest.fixture
-def subject(target: MadeUpTarget, model: Model) -> Subject:
+def subject(target: FakeTarget, model: Model) -> Subject:
     return Subject("smollm2-135m", model, target, real=False)
 
 
@@ -67,14 +75,14 @@ def around(energies: Iterator[float | None] | None = None, nominal: float | None
 class MadeUpPeer:
     """It takes its time on the target's clock, with a prompt that costs more than its answers."""
 
-    clock: MadeUpTarget
+    clock: FakeClock
     token_s: float
     name: str = "slow"
     what: str = "made up"
     closed: bool = False
 
     def ask(self, prompt: Sequence[int], tokens: int) -> None:
-        self.clock.clock_s += 3.0 + tokens * self.token_s
+        self.clock.seconds += 3.0 + tokens * self.token_s
 
     def close(self) -> None:
         self.closed = True
@@ -93,7 +101,7 @@ VERDICT = {"verdict": "passed", "divergence": 1e-6, "divergence_of_bf16": 1e-3, 
 # --- the difference method ---
 
 
-def test_the_difference_leaves_prompt_start_and_end_out(target: MadeUpTarget) -> None:
+def test_the_difference_leaves_prompt_start_and_end_out(target: FakeTarget) -> None:
     target.drift = 0.5
     found = timing.decode(target, list(range(128)), 512)
     assert found.us_per_token == pytest.approx(600)
@@ -103,7 +111,7 @@ def test_the_difference_leaves_prompt_start_and_end_out(target: MadeUpTarget) ->
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 64, 1000])
-def test_jitter_and_chunks_do_not_change_the_difference(target: MadeUpTarget, at_once: int) -> None:
+def test_jitter_and_chunks_do_not_change_the_difference(target: FakeTarget, at_once: int) -> None:
     dice = np.random.default_rng(1)
     target.jitter_s = [0.0, *dice.exponential(0.001, 300)]  # as long as the answer: every delay is used once
     target.at_once = at_once
@@ -123,8 +131,8 @@ def test_percentiles_are_over_all_answers() -> None:
     assert found == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
-def test_a_short_answer_is_no_measurement(target: MadeUpTarget) -> None:
-    target.stops_after = 3
+def test_a_short_answer_is_no_measurement(target: FakeTarget) -> None:
+    target.faults = Faults("end@3")
     with pytest.raises(TargetError, match="3 tokens were made, not 4"):
         timing.ask(target, [1, 2], 4)
 
@@ -146,7 +154,7 @@ def test_speed_first_token_and_throughput_are_three_numbers(subject: Subject) ->
     assert len(result["rounds"]) == 3
 
 
-def test_greedy_sampled_and_with_logprobs_are_measured_in_every_round(subject: Subject, target: MadeUpTarget) -> None:
+def test_greedy_sampled_and_with_logprobs_are_measured_in_every_round(subject: Subject, target: FakeTarget) -> None:
     target.sampling_s, target.logprobs_s, target.drift = 20e-6, 50e-6, 0.5
     result = measured(subject, around())
     for choice, us in (("", 600), ("sampled_", 620), ("logprobs_", 650)):
@@ -175,22 +183,22 @@ def test_energy_is_that_of_the_queues(subject: Subject) -> None:
     assert measured(subject, around())["energy_j_per_token"] is None
 
 
-def test_peers_are_measured_by_the_same_difference(subject: Subject, target: MadeUpTarget) -> None:
-    result = measured(subject, around(), MadeUpPeer(target, 0.0015))
+def test_peers_are_measured_by_the_same_difference(subject: Subject, target: FakeTarget) -> None:
+    result = measured(subject, around(), MadeUpPeer(target.clock, 0.0015))
     assert result["peers"]["slow"]["us_per_token"] == pytest.approx(1500)
     assert result["peers"]["slow"]["first_token_ms"] == pytest.approx(3001.5)  # with its prompt, as ours
     assert result["peers"]["slow"]["ours_is_faster_by"] == pytest.approx(2.5)
 
 
-def test_a_peer_that_fails_in_the_middle_is_left_out_and_the_rest_stays(subject: Subject, target: MadeUpTarget) -> None:
+def test_a_peer_that_fails_in_the_middle_is_left_out_and_the_rest_stays(subject: Subject, target: FakeTarget) -> None:
     class Tired(MadeUpPeer):
         def ask(self, prompt: Sequence[int], tokens: int) -> None:
             super().ask(prompt, tokens)
-            if self.clock.clock_s > 10:
+            if self.clock.seconds > 10:
                 raise ValueError("it is tired")
 
     found = decode.measure(
-        subject, around(), [Tired(target, 0.001, "tired"), MadeUpPeer(target, 0.001)], LENGTHS, 3, heard
+        subject, around(), [Tired(target.clock, 0.001, "tired"), MadeUpPeer(target.clock, 0.001)], LENGTHS, 3, heard
     )
     assert found["peers"].keys() == {"slow"}
     assert found["peers_skipped"] == {"tired": "ValueError: it is tired"}
@@ -201,14 +209,14 @@ def test_a_difference_that_noise_has_swallowed_is_no_speed() -> None:
         timing.difference_us(0.5, 0.5, 16)
 
 
-def test_requests_of_a_queue_find_nothing_in_the_cache(subject: Subject, target: MadeUpTarget) -> None:
+def test_requests_of_a_queue_find_nothing_in_the_cache(subject: Subject, target: FakeTarget) -> None:
     assert queue.drain(subject, 3, 128, 16).tokens == 48
     assert queue.drain(subject, 3, 128, 16).tokens == 48  # and neither does the next queue
     assert {request.cached for request in target.requests} == {0}
 
 
-def test_results_are_shown_as_text_and_as_a_table(subject: Subject, target: MadeUpTarget) -> None:
-    result = measured(subject, around(), MadeUpPeer(target, 0.0015, "torch.compile"))
+def test_results_are_shown_as_text_and_as_a_table(subject: Subject, target: FakeTarget) -> None:
+    result = measured(subject, around(), MadeUpPeer(target.clock, 0.0015, "torch.compile"))
     shown = show.text([result])
     for words in ("600.0 µs/token, 1,666.7 tok/s", "p99 600.0", "80.0% of the measured ceiling", "66.7% of nominal"):
         assert words in shown
@@ -226,8 +234,8 @@ def test_results_are_shown_as_text_and_as_a_table(subject: Subject, target: Made
 # --- contexts ---
 
 
-def test_growth_with_the_context_is_held_against_the_bytes_of_the_cache(subject: Subject, target: MadeUpTarget) -> None:
-    target.position_s = 2e-9
+def test_growth_with_the_context_is_held_against_the_bytes_of_the_cache(subject: Subject, target: FakeTarget) -> None:
+    target.position_s, target.checks_cache = 2e-9, False  # every context is decoded over what the longest left
     lengths = (0, 128, 8192, 32768)
     result = contexts.measure(subject, around(), lengths, 128, 2, heard)
     points = result["points"]
@@ -243,9 +251,9 @@ def test_growth_with_the_context_is_held_against_the_bytes_of_the_cache(subject:
     assert "32,768" in show.text([result])
 
 
-def test_growth_is_formed_within_a_round(subject: Subject, target: MadeUpTarget) -> None:
+def test_growth_is_formed_within_a_round(subject: Subject, target: FakeTarget) -> None:
     """A machine that is slower in every round does not make contexts look longer."""
-    target.position_s = 1e-8
+    target.position_s, target.checks_cache = 1e-8, False
     looks = count()
 
     def slower() -> dict[str, float]:

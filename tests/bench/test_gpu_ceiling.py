@@ -180,6 +180,7 @@ def test_the_ceiling_of_a_gpu() -> None:
     assert ceiling.measure().keys() == {way.name for way in WAYS}  # it raises where a byte was not read
     assert len(latency_gpu.hand_offs(ceiling.memory)) == 8  # it raises where a word did not arrive
     link = latency_gpu.HostLink(ceiling.memory)
-    assert 0 < link.launch_us()[0] <= link.launch_us()[1] * 10
+    begun_us, ended_us = link.launch_us()
+    assert 0 < begun_us <= ended_us
     assert link.round_trip_us() > 0
     ceiling.close()

@@ -14,10 +14,10 @@ from fake_server import ANSWER, Habits, fake_server
 from monolane.bench.measure import run, server_client, timing
 from monolane.bench.measure.server_client import Client
 from monolane.bench.report import show
-from monolane.engine.synthetic import synthetic_engine
 from monolane.errors import MonolaneError, UnavailableError, UsageError
 from monolane.serve.run import Server, Settings, address, listen
 from monolane.serve.service import Service
+from synthetic_engine import synthetic_engine
 
 
 def heard(_: str) -> None: ...

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from made_up_target import MadeUpTarget
 
+from fake_target import FakeTarget
 from monolane.bench.measure import timing, workflow
 from monolane.bench.measure.subject import Subject, find_model
 from monolane.bench.report import show
@@ -17,8 +17,8 @@ def heard(_: str) -> None: ...
 
 
 def test_every_turn_builds_on_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = MadeUpTarget(name="cpu (made up)", prompt_s=0.001, token_s=0.001, start_s=0.0)
-    monkeypatch.setattr(timing, "perf_counter", target.host_clock)
+    target = FakeTarget(name="cpu (made up)", context=40_000, slots=2, prompt_s=0.001, token_s=0.001)
+    monkeypatch.setattr(timing, "perf_counter", target.clock.now_s)
     subject = Subject("m", find_model(None, "smollm2-135m", Silent())[1], target, real=False)
     result = workflow.measure(subject, TOTAL, 4096, heard)
     turns = result["turns"]

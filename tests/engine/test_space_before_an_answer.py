@@ -5,6 +5,7 @@ The judge is transformers: an answer is what its decoding of prompt and answer h
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 from transformers import LlamaTokenizer
 
-import monolane.target
-from fake_llm import FakeTarget, fake_model
+from fake_llm import llm_of
+from fake_model import fake_model
+from fake_target import FakeTarget
 from monolane import LLM, SamplingParams
 from monolane.engine.result import Completion
 from monolane.model.chat import ChatTemplate
@@ -63,18 +65,21 @@ def pair(request: Any, tmp_path: Path) -> Pair:
     return Pair(theirs=theirs, ours=request.param(tmp_path, theirs))
 
 
-def opened(tokenizer: Tokenizer, answer: list[int], monkeypatch: pytest.MonkeyPatch) -> LLM:
-    model = fake_model()
-    model.tokenizer, model.stop_tokens = tokenizer, frozenset({2})
-    model.config = SimpleNamespace(vocab=tokenizer.vocab_size, context=1024)
-    model.chat = ChatTemplate(TEMPLATE, {"bos_token": "<s>"})
-    monkeypatch.setattr(monolane.target, "open_target", lambda *_, **__: FakeTarget([*answer, 2]))
-    return LLM(model)
+def opened(tokenizer: Tokenizer, answer: list[int]) -> LLM:
+    plain = fake_model()
+    model = replace(
+        plain,
+        tokenizer=tokenizer,
+        stop_tokens=frozenset({2}),
+        config=replace(plain.config, vocab=tokenizer.vocab_size),
+        chat=ChatTemplate(TEMPLATE, {"bos_token": "<s>"}),
+    )
+    return llm_of(model, FakeTarget([*answer, 2]))
 
 
-def asked(pair: Pair, prompt: str, answer: str, monkeypatch: pytest.MonkeyPatch, **params: Any) -> Completion:
+def asked(pair: Pair, prompt: str, answer: str, **params: Any) -> Completion:
     """An answer whose tokens are those of ``answer``."""
-    with opened(pair.ours, pair.ours.encode(answer, special=False), monkeypatch) as llm:
+    with opened(pair.ours, pair.ours.encode(answer, special=False)) as llm:
         return llm.generate(prompt, SamplingParams(**params))
 
 
@@ -90,26 +95,26 @@ def test_wherever_a_text_is_cut_the_answer_is_the_rest_of_it(pair: Pair, text: s
         assert shown == pair.difference(prompt, answer)
 
 
-def test_the_space_is_part_of_the_answer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = asked(pair, "The big dog", "was walking.", monkeypatch)
+def test_the_space_is_part_of_the_answer(pair: Pair) -> None:
+    answer = asked(pair, "The big dog", "was walking.")
     assert answer.text == " was walking."
     assert answer.text == pair.difference(pair.ours.encode("The big dog"), list(answer.token_ids))
 
 
-def test_a_text_that_begins_with_the_answer_has_no_space_before_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_begins_with_the_answer_has_no_space_before_it(pair: Pair) -> None:
     """An empty prompt is the token with which a text begins, and that says nothing."""
-    answer = asked(pair, "", "The big dog", monkeypatch, logprobs=0)
+    answer = asked(pair, "", "The big dog", logprobs=0)
     assert answer.text == "The big dog"
     assert [entry.offset for entry in answer.logprobs or ()] == [0, 3, 7]
 
 
-def test_a_stop_string_sees_the_space(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked(pair, "The big dog", "was big", monkeypatch, stop=" was").text == ""
-    assert asked(pair, "The big dog", "was big", monkeypatch, stop=" big").text == " was"
+def test_a_stop_string_sees_the_space(pair: Pair) -> None:
+    assert asked(pair, "The big dog", "was big", stop=" was").text == ""
+    assert asked(pair, "The big dog", "was big", stop=" big").text == " was"
 
 
-def test_offsets_are_places_in_the_text(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = asked(pair, "The big dog", "was big é dog", monkeypatch, logprobs=1)
+def test_offsets_are_places_in_the_text(pair: Pair) -> None:
+    answer = asked(pair, "The big dog", "was big é dog", logprobs=1)
     assert answer.text == " was big é dog"
     dialect: Any = CompletionDialect("m", TokenJson(pair.ours.token_bytes), SimpleNamespace(), StreamOptions())  # type: ignore[arg-type]
     shown = dialect.whole(answer)["choices"][0]["logprobs"]
@@ -117,14 +122,14 @@ def test_offsets_are_places_in_the_text(pair: Pair, monkeypatch: pytest.MonkeyPa
         assert answer.text[offset:].startswith(token)
 
 
-def test_offsets_where_tokens_are_parts_of_characters(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = asked(pair, "The", "😀 was", monkeypatch, logprobs=0)
+def test_offsets_where_tokens_are_parts_of_characters(pair: Pair) -> None:
+    answer = asked(pair, "The", "😀 was", logprobs=0)
     assert answer.text == " 😀 was"
     assert [entry.offset for entry in answer.logprobs or ()] == [0, 1, 1, 1, 1, 2]
 
 
-def test_chat_and_streams_say_the_same(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(pair.ours, pair.ours.encode("The dog", special=False), monkeypatch) as llm:
+def test_chat_and_streams_say_the_same(pair: Pair) -> None:
+    with opened(pair.ours, pair.ours.encode("The dog", special=False)) as llm:
         conversation = [{"role": "user", "content": "big"}]
         answer = llm.chat(conversation)
         prompt = pair.ours.encode("<s>[INST] big [/INST]", special=False)

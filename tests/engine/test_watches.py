@@ -11,22 +11,21 @@ from pathlib import Path
 
 import pytest
 
+import made_up_engine
 import monolane
 from engines import ask, run, until
+from fake_model import fake_model
+from fake_target import FakeTarget
 from monolane.engine import async_engine, engine_process, worker
 from monolane.engine.async_engine import AsyncEngine
-from monolane.engine.synthetic import SyntheticTarget, synthetic_model
-from monolane.engine.worker import PYTHON
 from monolane.errors import EngineFailedError
 from monolane.target.cpu.runtime import DEADLINE_S, NAMED_S
-
-ENGINE = Path(__file__).with_name("made_up_engine.py")
 
 
 def test_every_watch_bites_within_a_second() -> None:
     look = worker.BEAT_S
     assert async_engine.STALL_S + engine_process.TICK_S < 1.0  # the process
-    assert SyntheticTarget.stall_s < 1.0 - look
+    assert FakeTarget.stall_s < 1.0 - look
     if sys.platform == "linux":
         assert DEADLINE_S < DEADLINE_S + NAMED_S < 1.0 - look
 
@@ -40,10 +39,10 @@ def test_the_watch_over_a_gpu_too() -> None:
 
 def test_a_cpu_worker_that_stalls_is_named_and_the_next_process_answers(tmp_path: Path) -> None:
     options = json.dumps({"device": "cpu", "stalls_once": str(tmp_path / "stalled")})
-    command = [*PYTHON, str(ENGINE), options]
+    command = [sys.executable, made_up_engine.__file__, options]
 
     async def test() -> None:
-        engine = AsyncEngine(lambda _: synthetic_model(), lambda _: command)
+        engine = AsyncEngine(lambda _: fake_model(), lambda _: command)
         await engine.start()
         try:
             with pytest.raises(EngineFailedError, match="Worker 1 got stuck"):

@@ -18,9 +18,9 @@ import openai
 
 from monolane.engine.answer import Answer
 from monolane.engine.async_engine import AsyncEngine
-from monolane.engine.synthetic import synthetic_engine, synthetic_model
 from monolane.serve.run import Server, Settings, address, listen
 from monolane.serve.service import Service
+from synthetic_engine import synthetic_engine
 
 HELLO = "Hello there.<eos>"
 ENDLESS = 60_000  # tokens of context: at 100 tok/s, minutes
@@ -135,10 +135,6 @@ def openai_client(server: Running) -> openai.OpenAI:
 
 def anthropic_client(server: Running) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=server.url, api_key=server.key or "none", max_retries=0, timeout=30)
-
-
-def encode(text: str) -> list[int]:
-    return synthetic_model().tokenizer.encode(text, special=False)
 
 
 def until(condition: Callable[[], bool]) -> None:

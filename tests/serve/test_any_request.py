@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from running import Running
 from schemathesis.generation import GenerationMode
 
-from monolane.engine.synthetic import synthetic_engine
 from monolane.serve.app import create_app
 from monolane.serve.service import Service
+from synthetic_engine import synthetic_engine
 
 DESCRIPTION = create_app(Service(synthetic_engine(), "fake")).openapi()
 OPERATIONS: list[Any] = [found.ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()]

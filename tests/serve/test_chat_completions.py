@@ -9,7 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from running import Running, encode, running, until
+from running import Running, running, until
+
+from fake_model import encode
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"

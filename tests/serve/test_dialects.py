@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_model import fake_model
 from monolane.engine.params import SamplingParams
 from monolane.engine.prompt import make_request, make_transcript
 from monolane.engine.result import Completion, Delta
-from monolane.engine.synthetic import synthetic_model
 from monolane.engine.transcript import completion
 from monolane.serve.answering import Dialect
 from monolane.serve.chat_dialect import ChatDialect
@@ -27,7 +27,7 @@ from monolane.serve.token_json import TokenJson
 from monolane.serve.tools import reader_for
 from monolane.target.base import Token
 
-MODEL = synthetic_model()
+MODEL = fake_model()
 TOKENS = TokenJson(MODEL.tokenizer.token_bytes)
 ANSWER: Any = SimpleNamespace(prompt_tokens=2, cached_tokens=1)
 STOPS = ["stop", "<tool_call>x"]

@@ -7,8 +7,10 @@ from typing import Any
 
 import anthropic
 import pytest
-from running import Running, anthropic_client, encode
+from running import Running, anthropic_client
 from tool_engines import CALLS, WEATHER
+
+from fake_model import encode
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 ASK: Any = {"model": "fake", "max_tokens": 100, "messages": HI}

@@ -8,9 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-from running import Running, encode, running
+from running import Running, running
 
 import monolane
+from fake_model import encode
 
 
 def test_models(client: openai.OpenAI) -> None:

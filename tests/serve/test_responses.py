@@ -8,8 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-from running import Running, encode, openai_client
+from running import Running, openai_client
 from tool_engines import WEATHER
+
+from fake_model import encode
 
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}]
 

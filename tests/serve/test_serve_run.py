@@ -17,10 +17,10 @@ import pytest
 from running import running, until
 
 from monolane import ResourceError, UsageError
-from monolane.engine.synthetic import synthetic_engine
 from monolane.serve import request_log
 from monolane.serve.run import Settings, address, listen, serve
 from monolane.serve.service import Service
+from synthetic_engine import synthetic_engine
 
 
 def test_health_tells_how_far_the_loading_has_come() -> None:
@@ -73,7 +73,7 @@ PROGRAM = """
 import sys
 from monolane import cli
 from monolane.cli import opening
-from monolane.engine.synthetic import synthetic_engine
+from synthetic_engine import synthetic_engine
 opening.open_engine = lambda model, device, workers, context, queue_limit, progress: synthetic_engine(
     queue_limit, context=context or 256, answer="Hello.<eos>", tokens_per_second=workers or 5000)
 cli.main()

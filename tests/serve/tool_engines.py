@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
+from fake_model import fake_model
 from monolane.engine.async_engine import AsyncEngine
-from monolane.engine.synthetic import synthetic_model
-from monolane.engine.worker import PYTHON
 from monolane.model.chat import ChatTemplate
+from synthetic_engine import synthetic_engine
 
 # What the templates of our families make of tools, in short.
 _TALK = (
@@ -37,6 +36,5 @@ CALLS = {
 
 
 def tool_engine(style: str, answer: str, context: int = 4096) -> AsyncEngine:
-    model = replace(synthetic_model(), chat=ChatTemplate(TEMPLATES[style], {}))
-    options = json.dumps({"answer": answer + "<eos>", "context": context})
-    return AsyncEngine(lambda _: model, lambda _: [*PYTHON, "-m", "monolane.engine.synthetic", options])
+    model = replace(fake_model(), chat=ChatTemplate(TEMPLATES[style], {}))
+    return synthetic_engine(model=model, answer=answer + "<eos>", context=context)

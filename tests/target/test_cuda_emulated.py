@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from emulated import EmulatedTarget
 from look_back import LIMIT, TOP, LookBackWeights, error_of, look_back_config
+from stuck import DEADLINE_S, STALL_S, WAITS, Report, expected_reports, stage_index
 
 from monolane.program.plan import Plan
 from monolane.program.sample import Sampler, Sampling
@@ -17,17 +18,14 @@ from monolane.target.cuda import generate, opening
 from monolane.target.cuda.opening import cuda_plan
 from monolane.target.cuda.shared_memory import shared_memory
 from oracle import judge_weights, log_softmax
-from random_models import CASES, Case, random_model
+from random_models import CASES, HALVED, Case, random_model
 
 # Activations are exchanged and multiplied in bf16: of logits with a deviation of about 1, that much may differ.
 TOLERANCE = 0.2
 # A feed-forward too wide for a wide pass to keep its input in shared memory.
 WIDE_FFN = replace(CASES[3], name="llama-wide-ffn", hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=9000)
-# Residual streams of which three workers own fewer rows in half tiles; their columns end in the first block of a unit.
-HALVED = (
-    replace(CASES[3], name="llama-halved", heads=4, kv_heads=2, layers=2, ffn=1490),
-    replace(WIDE_FFN, name="llama-halved-wide-ffn", hidden=60, head_dim=10, ffn=8970),
-)
+# As HALVED; in both, columns end in the first block of a unit.
+HALVED_WIDE_FFN = replace(WIDE_FFN, name="llama-halved-wide-ffn", hidden=60, head_dim=10, ffn=8970)
 
 
 def open_case(case: Case, workers: int, **options: object) -> EmulatedTarget:
@@ -47,7 +45,7 @@ def test_logits_are_those_of_transformers(case: Case) -> None:
         np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("case", HALVED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [HALVED, HALVED_WIDE_FFN], ids=lambda case: case.name)
 def test_half_tiles_give_the_logits_of_transformers(case: Case) -> None:
     model, target = random_model(case), open_case(case, 3)
     assert plan_of(case, 3).layout.halves_residual
@@ -171,9 +169,13 @@ def test_stop_tokens_and_the_cache() -> None:
     assert [token.id for token in rest] == free[6:]
 
 
-def test_a_stuck_worker_ends_as_an_error_that_names_a_wait() -> None:
-    model = random_model(CASES[3])
-    target = open_case(CASES[3], 3, stall=(1, 3, 3), deadline_s=0.5)
-    tokens, outcome = target.run(Request(model.tokens[:20], 0, 4, frozenset(), Sampling()))
+@pytest.mark.parametrize("prompt", [20, 1], ids=["prefill", "decode"])
+def test_a_stuck_worker_ends_as_an_error_that_names_a_wait(prompt: int) -> None:
+    model, plan = random_model(HALVED), plan_of(HALVED, 3)
+    stalled, at = 1, stage_index(plan.program, "o")
+    target = open_case(HALVED, 3, stall=(stalled, at, STALL_S), deadline_s=DEADLINE_S)
+    tokens, outcome = target.run(Request(model.tokens[:prompt], 0, 4, frozenset(), Sampling()))
     assert outcome.status == structs.Status.STUCK
     assert not tokens
+    told = Report(plan.program.stages[outcome.stage].name, outcome.layer, WAITS[outcome.waited_for])
+    assert {told} == expected_reports(plan, stalled, at, outcome.worker, prefill=prompt > 1)

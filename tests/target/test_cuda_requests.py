@@ -11,19 +11,21 @@ from dataclasses import replace
 
 import pytest
 from devices import DEVICE, dry, facts, on_the_gpu, opened, run, set_deadline
+from stuck import DEADLINE_S, STALL_S, Report, expected_reports, stage_index
 
 from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.errors import TargetError
-from monolane.model.config import ModelConfig
 from monolane.program.build import build_program
 from monolane.program.sample import Sampling
 from monolane.target.base import Finish, Request, Target
-from random_models import CASES, RandomModel, random_model
+from random_models import CASES, HALVED, RandomModel, random_model
 
 SMALL = CASES[3]  # the emulation must be quick
 DEVICES = ["emulated", pytest.param(DEVICE, marks=on_the_gpu)]
-DEADLINE_S, STALL_S = 0.25, 1
-WHERE = r"worker \d+ waited too long for [a-z ]+ at stage '(\w+)' of layer (\d+)"
+WHERE = (
+    r"A worker got stuck: worker (?P<worker>\d+) waited too long for (?P<waited_for>[a-z ]+) "
+    r"at stage '(?P<stage>\w+)' of layer (?P<layer>\d+)\."
+)
 GREEDY = Sampling()
 
 
@@ -118,10 +120,6 @@ def test_a_closed_target_refuses(model: RandomModel) -> None:
             target.run(asked(model, max_tokens=2))
 
 
-def stages_of(config: ModelConfig) -> list[str]:
-    return [stage.name for stage in build_program(config).stages]
-
-
 # Every kind of stage; the first worker, which also draws tokens, and one that has little to do.
 STALLS = [("qkv", 0), ("attend", 0), ("o", 1), ("down", 0), ("head", 2), ("sample", 0)]
 
@@ -130,19 +128,19 @@ STALLS = [("qkv", 0), ("attend", 0), ("o", 1), ("down", 0), ("head", 2), ("sampl
     ("device", "stage", "worker"),
     [("emulated", "o", 1), *(pytest.param(DEVICE, *stall, marks=on_the_gpu) for stall in STALLS)],
 )
-def test_a_stuck_worker_ends_as_an_error_that_says_where(
-    device: str, stage: str, worker: int, model: RandomModel
-) -> None:
-    names = stages_of(model.config)
-    stall = (worker, names.index(stage), STALL_S)
+def test_a_stuck_worker_ends_as_an_error_that_says_where(device: str, stage: str, worker: int) -> None:
+    model = random_model(HALVED)
+    at = stage_index(build_program(model.config), stage)
+    stall = (worker, at, STALL_S)
     with opened(model.config, model.weights, 160, device=device, stall=stall, deadline_s=DEADLINE_S) as target:
-        for prompt in (20, 1, 20):  # a wide pass, a narrow one, and again: nothing of the first is left behind
+        plan = target._plan  # type: ignore[attr-defined]
+        for prompt in (20, 1, 20):  # prefill, decode, and again: nothing of the first is left behind
             with pytest.raises(TargetError) as failure:
                 run(target, asked(model, prompt, 2))
-            told = re.search(WHERE, failure.value.message)
+            told = re.fullmatch(WHERE, failure.value.message)
             assert told, failure.value.message
-            assert told[1] in names
-            assert 0 <= int(told[2]) < model.config.layers
+            report = Report(told["stage"], int(told["layer"]), told["waited_for"])
+            assert report in expected_reports(plan, worker, at, int(told["worker"]), prefill=prompt > 1)
             assert failure.value.hint
         # With more patience the same target finds the token, late.
         set_deadline(target, 60.0)

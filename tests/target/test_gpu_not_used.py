@@ -18,7 +18,7 @@ import fake_gpu
 import pytest
 from tiny_models import save_huggingface
 
-from fake_llm import byte_tokenizer
+from fake_model import byte_tokenizer
 from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.engine.load_progress import LoadProgress
 from monolane.errors import MonolaneError, ResourceError

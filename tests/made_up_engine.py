@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fake_model import fake_model
 from monolane.bench.measure.shapes import MadeUpWeights, named
 from monolane.engine.grammar import grammar_maker
-from monolane.engine.synthetic import synthetic_model
 from monolane.engine.worker import Loaded, serve
 from monolane.model.config import ModelConfig
 from monolane.target import open_target
@@ -40,7 +40,7 @@ def load(progress: Progress, device: str, stalls_once: str | None = None) -> Loa
     if stalls_once and not Path(stalls_once).exists():
         Path(stalls_once).touch()
         target = stalling(target, config)
-    model = synthetic_model()
+    model = fake_model()
     return target, grammar_maker(model.tokenizer, model.stop_tokens, model.config.vocab)
 
 
