@@ -12,7 +12,7 @@ namespace monolane {
 
 #if MONOLANE_CACHE_BF16
 using Cached = uint16_t;
-inline void put(uint16_t* p, float v) { *p = narrow(v); }
+inline void put(uint16_t* p, float v) { *p = to_bf16(v); }
 #else
 using Cached = float;
 inline void put(float* p, float v) { *p = v; }
@@ -29,7 +29,7 @@ struct CacheView {  // one layer, one KV head
     values = static_cast<Cached*>(shared.cache.values) + base * kHeadStride;
   }
   Cached* key(int64_t position, int d) const {
-    return keys + (position / kLanes * kHeadDim + d) * kLanes + position % kLanes;
+    return keys + (position / kVectorFloats * kHeadDim + d) * kVectorFloats + position % kVectorFloats;
   }
   Cached* value(int64_t position) const { return values + position * kHeadStride; }
   Cached *keys, *values;
@@ -65,7 +65,7 @@ inline void append(const Shared& shared, const Stage& stage, const CacheView& ca
 }
 
 // Query heads that are computed together: a key is loaded once for all of them, and their sums are independent of each other.
-constexpr int kTogether = kGroup < 4 ? kGroup : 4;
+constexpr int kTogether = kQueriesPerKv < 4 ? kQueriesPerKv : 4;
 
 // Attention of kCount query heads over positions [begin, end) of one split. The partial output of a head is its accumulator (values weighted by
 // probabilities that are not normalised, kHeadStride floats), then its row max and its row sum.
@@ -73,15 +73,15 @@ template <int kCount>
 inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStride], int64_t begin, int64_t end, float* const* partials) {
   alignas(64) float weights[kCount][kSplit];
   const int64_t base = begin / kSplit * kSplit;
-  const int64_t first_block = (begin - base) / kLanes * kLanes;
+  const int64_t first_block = (begin - base) / kVectorFloats * kVectorFloats;
   float top[kCount];
   std::fill(top, top + kCount, -INFINITY);
-  for (int64_t b = first_block; base + b < end; b += kLanes) {
+  for (int64_t b = first_block; base + b < end; b += kVectorFloats) {
     F16 even[kCount], odd[kCount];  // sums over even and odd dimensions, so that an addition does not wait for the one before
     for (int q = 0; q < kCount; q++) even[q] = odd[q] = splat(0.0f);
     const Cached* keys = cache.key(base + b, 0);
     for (int d = 0; d < kHeadDim; d += 2) {
-      const F16 key0 = load(keys + d * kLanes), key1 = load(keys + (d + 1) * kLanes);
+      const F16 key0 = load(keys + d * kVectorFloats), key1 = load(keys + (d + 1) * kVectorFloats);
       for (int q = 0; q < kCount; q++) {
         even[q] += splat(queries[q][d]) * key0;
         odd[q] += splat(queries[q][d + 1]) * key1;
@@ -90,8 +90,8 @@ inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStr
     for (int q = 0; q < kCount; q++) {
       F16 scores = (even[q] + odd[q]) * splat(kScale);
       // Positions outside [begin, end) have undefined keys in the cache: their scores are masked, because a product with zero could be NaN.
-      if (base + b < begin || base + b + kLanes > end)
-        for (int i = 0; i < kLanes; i++)
+      if (base + b < begin || base + b + kVectorFloats > end)
+        for (int i = 0; i < kVectorFloats; i++)
           if (base + b + i < begin || base + b + i >= end) scores[i] = -INFINITY;
       store(weights[q] + b, scores);
       top[q] = std::fmax(top[q], highest(scores));
@@ -99,7 +99,7 @@ inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStr
   }
   for (int q = 0; q < kCount; q++) {
     F16 total = splat(0.0f);
-    for (int64_t b = first_block; base + b < end; b += kLanes) {
+    for (int64_t b = first_block; base + b < end; b += kVectorFloats) {
       const F16 scores = load(weights[q] + b);
       const F16 e = scores == splat(-INFINITY) ? splat(0.0f) : exponential(scores - splat(top[q]));
       store(weights[q] + b, e);
@@ -108,7 +108,7 @@ inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStr
     partials[q][kHeadStride] = top[q];
     partials[q][kHeadStride + 1] = sum(total);
   }
-  for (int d = 0; d < kHeadStride; d += kLanes) {
+  for (int d = 0; d < kHeadStride; d += kVectorFloats) {
     F16 sums[kCount];
     for (auto& s : sums) s = splat(0.0f);
     for (int64_t j = begin; j < end; j++) {
@@ -133,21 +133,21 @@ inline void attend_heads(Shared& shared, const Stage& stage, const CacheView& ca
 
 inline void attend(Worker& worker, const Stage& stage, const Pass& pass) {
   Shared& shared = worker.shared;
-  const int64_t first = first_seen(pass.start, stage.window) / kSplit, last = (pass.start + pass.width - 1) / kSplit;
+  const int64_t first = first_seen(pass.start, stage.window) / kSplit, last = (pass.start + pass.rows - 1) / kSplit;
   for (int64_t item = worker.id; item < (last - first + 1) * kKvHeads; item += shared.setup.workers) {
     const int64_t split = first + item / kKvHeads;
     const int head = static_cast<int>(item % kKvHeads);
     const CacheView cache(shared, stage.layer, head);
-    for (int p = 0; p < pass.width; p++)
+    for (int p = 0; p < pass.rows; p++)
       if ((pass.start + p) / kSplit == split) append(shared, stage, cache, shared.row(stage.reads, p), head, p, pass.start + p);
-    for (int p = 0; p < pass.width; p++) {
+    for (int p = 0; p < pass.rows; p++) {
       const int64_t begin = std::max(first_seen(pass.start + p, stage.window), split * kSplit);
       const int64_t end = std::min(pass.start + p + 1, (split + 1) * kSplit);
       if (begin >= end) continue;
-      int q = head * kGroup;
-      for (; q + kTogether <= (head + 1) * kGroup; q += kTogether)
+      int q = head * kQueriesPerKv;
+      for (; q + kTogether <= (head + 1) * kQueriesPerKv; q += kTogether)
         attend_heads<kTogether>(shared, stage, cache, p, q, split, begin, end);
-      for (; q < (head + 1) * kGroup; q++) attend_heads<1>(shared, stage, cache, p, q, split, begin, end);
+      for (; q < (head + 1) * kQueriesPerKv; q++) attend_heads<1>(shared, stage, cache, p, q, split, begin, end);
     }
     worker.beat();
   }

@@ -10,7 +10,7 @@ namespace monolane {
 inline void embed_row(Shared& shared, int32_t token, float* out) {
   if (shared.setup.table) {
     const uint16_t* row = shared.setup.table + static_cast<int64_t>(token) * kHidden;
-    for (int k = 0; k < kHidden; k++) out[k] = widen(row[k]);
+    for (int k = 0; k < kHidden; k++) out[k] = from_bf16(row[k]);
     return;
   }
   // Tied embedding: the token's row is a row of the output head, on the tape of the worker that owns it.
@@ -22,12 +22,12 @@ inline void embed_row(Shared& shared, int32_t token, float* out) {
       bytes = shared.setup.tapes[w] + s.offset + (tile - s.first_tile) * kTileRows * round_up(kHidden, kKBlock) * int64_t(2);
   }
   const uint16_t* weights = reinterpret_cast<const uint16_t*>(bytes) + token % kTileRows * kKBlock;
-  for (int k = 0; k < kHidden; k++) out[k] = widen(weights[k / kKBlock * (kTileRows * kKBlock) + k % kKBlock]);
+  for (int k = 0; k < kHidden; k++) out[k] = from_bf16(weights[k / kKBlock * (kTileRows * kKBlock) + k % kKBlock]);
 }
 
 inline void embed(Worker& worker, const Stage& stage, const Pass& pass) {
   Shared& shared = worker.shared;
-  for (int p = worker.id; p < pass.width; p += shared.setup.workers) {
+  for (int p = worker.id; p < pass.rows; p += shared.setup.workers) {
     embed_row(shared, pass.tokens[p], shared.row(stage.writes, p));
     for (int i = 0; i < kHeadDim / 2; i++) {
       const double angle = static_cast<double>(pass.start + p) * kFrequencies[i];

@@ -1,4 +1,4 @@
-// The engine: worker threads that serve one request after the other. A request runs prefill passes of up to kWidth = 16 rows, then decode passes of
+// The engine: worker threads that serve one request after the other. A request runs prefill passes of up to kPassRows = 16 rows, then decode passes of
 // 1 row; the workers sample every token and check the stop conditions. The host starts a request, reads its tokens, and may set an abort flag, which
 // is read once per pass. The C functions at the end are the interface to native.py.
 #pragma once
@@ -133,13 +133,13 @@ class Engine {
     while (position < request_.token_count) {
       Pass pass;
       pass.start = position;
-      pass.width = static_cast<int>(std::min<int64_t>(kWidth, request_.token_count - position));
-      std::copy_n(request_.tokens + position, pass.width, pass.tokens);
-      const bool last = position + pass.width == request_.token_count;
-      pass.logits_from = request_.all_logits ? 0 : pass.width - (last ? 1 : 0);
+      pass.rows = static_cast<int>(std::min<int64_t>(kPassRows, request_.token_count - position));
+      std::copy_n(request_.tokens + position, pass.rows, pass.tokens);
+      const bool last = position + pass.rows == request_.token_count;
+      pass.logits_from = request_.all_logits ? 0 : pass.rows - (last ? 1 : 0);
       if (!run(worker, pass)) return false;
       if (left(worker)) return true;
-      position += pass.width;
+      position += pass.rows;
     }
     if (request_.all_logits) {
       if (worker.id == 0) finish(worker, kLengthReached);
@@ -155,7 +155,7 @@ class Engine {
   bool run(Worker& worker, const Pass& pass) {
     for (int s = 0; s < kStages_; s++) {
       const Stage& stage = kStages[s];
-      if (pass.logits_from == pass.width && s >= kStages_ - 2) break;  // the logits of this pass are not needed: no head, no sampling
+      if (pass.logits_from == pass.rows && s >= kStages_ - 2) break;  // the logits of this pass are not needed: no head, no sampling
       if (worker.id == kStallWorker && s == kStallStage) std::this_thread::sleep_for(std::chrono::seconds(kStallSeconds));
       mark(worker, pass, s, kHadInput);
       switch (stage.kind) {
@@ -189,13 +189,13 @@ class Engine {
   bool sample(const Worker& worker, int stage, const Pass& pass) {
     const int logits = kStages[stage].reads;
     if (request_.all_logits) {
-      for (int p = 0; p < pass.width && worker.id == 0; p++)
+      for (int p = 0; p < pass.rows && worker.id == 0; p++)
         std::copy_n(shared_.row(logits, p), kVocab, request_.all_logits + (pass.start - request_.cached + p) * kVocab);
       return true;
     }
     try {
       Entry& entry = entries_[made_];
-      switch (sampler_.choose(worker.id, stage, shared_.row(logits, 0), pass.start + pass.width, entry)) {
+      switch (sampler_.choose(worker.id, stage, shared_.row(logits, 0), pass.start + pass.rows, entry)) {
         case Sampler::kMine:
           publish(worker, entry);
           break;

@@ -32,7 +32,7 @@ struct Stall {
 class Handoff {
  public:
   Handoff(int workers, double deadline_s)
-      : steps_(workers), pulses_(workers), look_ns_(static_cast<int64_t>(deadline_s * 1e9 / kLooks)) {}
+      : steps_(workers), pulses_(workers), check_ns_(static_cast<int64_t>(deadline_s * 1e9 / kChecks)) {}
 
   Pulse& pulse(int worker) { return pulses_[worker]; }
 
@@ -54,8 +54,8 @@ class Handoff {
  private:
   static constexpr int kSpins = 4096;               // polls without yielding, about 100 µs; then the thread yields between polls
   static constexpr int64_t kMostNs = 10'000'000;    // most ns that count between two polls: time in which the process was stopped is not waiting
-  static constexpr int kLooks = 8;                  // checks of the pulse without a beat that make up the deadline
-  static constexpr int kMostStarved = 20 * kLooks;  // checks of a starved worker: the wait ends even on a machine that is overloaded for long
+  static constexpr int kChecks = 8;                  // checks of the pulse without a beat that make up the deadline
+  static constexpr int kMostStarved = 20 * kChecks;  // checks of a starved worker: the wait ends even on a machine that is overloaded for long
 
   bool wait_for(int worker, int other, uint64_t step, int stage) {
     const auto& theirs = steps_[other].value;
@@ -72,11 +72,11 @@ class Handoff {
       const int64_t now = now_ns();
       waited += std::min(now - last, kMostNs);
       last = now;
-      if (waited < look_ns_) continue;
+      if (waited < check_ns_) continue;
       waited = 0;
       if (watch.beats()) {
         still = 0;
-      } else if (++still >= kLooks) {
+      } else if (++still >= kChecks) {
         if (!watch.starved() || ++starved > kMostStarved) return fail(worker, other, stage);
         pulses_[worker].beat();  // this worker is alive: a worker that waits for it must not report it
       }
@@ -98,7 +98,7 @@ class Handoff {
   };
   std::vector<Step> steps_;
   std::vector<Pulse> pulses_;
-  const int64_t look_ns_;  // ns between two checks of a pulse
+  const int64_t check_ns_;  // ns between two checks of a pulse
   std::atomic<bool> claimed_{false}, failed_{false};
   Stall stall_;
 };

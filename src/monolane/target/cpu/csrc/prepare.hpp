@@ -20,7 +20,7 @@ inline void lay_out(const float* in, int cols, float* out) {
 // 1 / rms of a vector. `in` is zero behind its `size` elements, up to a multiple of 16.
 inline float inverse_rms(const float* in, int size, float eps) {
   F16 squares = splat(0.0f);
-  for (int k = 0; k < round_up(size, kLanes); k += kLanes) squares += load(in + k) * load(in + k);
+  for (int k = 0; k < round_up(size, kVectorFloats); k += kVectorFloats) squares += load(in + k) * load(in + k);
   return 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps);
 }
 
@@ -47,18 +47,18 @@ inline void prepare_merge(Shared& shared, const Stage& stage, int row, int64_t p
       const float* part = shared.partial(stage.reads, row, s, head);
       const float weight = exponential(part[kHeadStride] - top);
       total += weight * part[kHeadStride + 1];
-      for (int d = 0; d < kHeadStride; d += kLanes) store(value + d, load(value + d) + splat(weight) * load(part + d));
+      for (int d = 0; d < kHeadStride; d += kVectorFloats) store(value + d, load(value + d) + splat(weight) * load(part + d));
     }
     for (int d = 0; d < kHeadDim; d++) merged[head * kHeadDim + d] = value[d] / total;
   }
   lay_out(merged, kHeads * kHeadDim, out);
 }
 
-// Prepares rows [first_row, pass.width) of the pass.
+// Prepares rows [first_row, pass.rows) of the pass.
 inline void prepare(Worker& worker, const Stage& stage, const Pass& pass, int first_row) {
   Shared& shared = worker.shared;
   const int stride = round_up(stage.cols, kKBlock);
-  for (int p = first_row; p < pass.width; p++) {
+  for (int p = first_row; p < pass.rows; p++) {
     float* out = worker.x.get() + (p - first_row) * stride;
     switch (stage.input) {
       case Input::kNorm:

@@ -31,7 +31,7 @@ inline void dot(const uint16_t* tile, const float* x, int stride, float (*out)[k
     F16 even_x[kCount], odd_x[kCount];
     for (int p = 0; p < kCount; p++) {
       even_x[p] = load(x + p * stride + k);
-      odd_x[p] = load(x + p * stride + k + kLanes);
+      odd_x[p] = load(x + p * stride + k + kVectorFloats);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
@@ -103,7 +103,7 @@ inline void finish_tile(Shared& shared, const Stage& stage, int64_t first_row, i
 
 inline void project(Worker& worker, const Stage& stage, const Pass& pass) {
   const int first = stage.output == Output::kLogits ? pass.logits_from : 0;
-  const int count = pass.width - first;
+  const int count = pass.rows - first;
   if (count == 0) return;
   prepare(worker, stage, pass, first);
   const int stride = round_up(stage.cols, kKBlock);
@@ -111,7 +111,7 @@ inline void project(Worker& worker, const Stage& stage, const Pass& pass) {
   const uint16_t* tile = reinterpret_cast<const uint16_t*>(worker.shared.setup.tapes[worker.id] + segment.offset);
   const float* x = worker.x.get();
   for (int64_t t = 0; t < segment.tiles; t++, tile += kTileRows * stride) {
-    alignas(64) float sums[kWidth][kTileRows];
+    alignas(64) float sums[kPassRows][kTileRows];
     dot_positions(tile, x, stride, count, sums);
     for (int p = 0; p < count; p++)
       finish_tile(worker.shared, stage, (segment.first_tile + t) * kTileRows, first + p, p, sums[p]);

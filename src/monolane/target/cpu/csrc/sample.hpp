@@ -2,8 +2,8 @@
 // has a share of the vocabulary, consecutive ids; the shares exchange what they need at hand-offs. Sums are of integers, and the drawn token is the
 // one with the lowest (race time, id), so the result depends neither on the order of the work nor on the number of workers.
 //
-// It reads the logits of one row; the worker whose share has the chosen token writes the Entry. A `score` in the code below is a fixed-point logit:
-// the logit in steps of 2^-20. The distance of a token is the highest score minus its score.
+// It reads the logits of one row; the worker whose share has the chosen token writes the Entry. Fixed-point logits are
+// logits in steps of 2^-20. The distance of a token is the highest fixed-point logit minus its fixed-point logit.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -21,7 +21,7 @@ namespace monolane {
 struct Stuck {};  // thrown where a hand-off fails because a worker is stuck
 
 // The fixed-point logit: clamped to ±kLogitLimit, in steps of 2^-20, rounded to nearest even.
-inline int32_t score_of(float logit) {
+inline int32_t to_fixed(float logit) {
   const float limited = logit < -kLogitLimit ? -kLogitLimit : logit > kLogitLimit ? kLogitLimit : logit;
   return static_cast<int32_t>(std::nearbyint(limited * static_cast<float>(1 << kLogitBits)));
 }
@@ -33,16 +33,16 @@ inline uint64_t branchless_weight(int64_t distance, uint64_t rate) {
   return whole > kWeightBits ? 0 : power >> (whole & 63);
 }
 
-// Computes the weights of `count` scores, 0 for scores below `lowest`, and returns their sum.
-inline uint64_t weigh(const int64_t* __restrict scores, uint64_t* __restrict weights, int count, int64_t top, int64_t lowest,
+// Computes the weights of `count` fixed-point logits, 0 for fixed-point logits below `lowest`, and returns their sum.
+inline uint64_t weigh(const int64_t* __restrict fixed_logits, uint64_t* __restrict weights, int count, int64_t top, int64_t lowest,
                       uint64_t rate) {
-  uint64_t mass = 0;
+  uint64_t sum = 0;
   for (int i = 0; i < count; i++) {
-    const uint64_t weight = branchless_weight(top - scores[i], rate);
-    weights[i] = scores[i] >= lowest ? weight : 0;
-    mass += weights[i];
+    const uint64_t weight = branchless_weight(top - fixed_logits[i], rate);
+    weights[i] = fixed_logits[i] >= lowest ? weight : 0;
+    sum += weights[i];
   }
-  return mass;
+  return sum;
 }
 
 // Returns 0 where the race time of a token is certainly later than `time`, else 1. It is 0 for nearly all tokens, and it needs no table and no
@@ -58,19 +58,19 @@ inline uint64_t may_arrive_by(uint64_t time, int64_t distance, uint64_t rate, ui
 
 // The sum of the weights at temperature 1, before penalties. It takes two loops over 256 tokens at a time, because loops that mix elements of 4 and
 // of 8 bytes are not vectorised.
-inline uint64_t raw_mass(const float* logits, int count, int64_t top) {
+inline uint64_t raw_weight(const float* logits, int count, int64_t top) {
   constexpr int kStretch = 256;
-  int64_t scores[kStretch];
-  uint64_t weights[kStretch], mass = 0;
+  int64_t fixed_logits[kStretch];
+  uint64_t weights[kStretch], weight = 0;
   for (int start = 0; start < count; start += kStretch) {
     const int size = std::min(kStretch, count - start);
-    for (int i = 0; i < size; i++) scores[i] = score_of(logits[start + i]);
-    mass += weigh(scores, weights, size, top, INT64_MIN, kUnitRate);
+    for (int i = 0; i < size; i++) fixed_logits[i] = to_fixed(logits[start + i]);
+    weight += weigh(fixed_logits, weights, size, top, INT64_MIN, kUnitRate);
   }
-  return mass;
+  return weight;
 }
 
-// The likeliest tokens of a share by the model's own scores, before penalties: the highest score first and, of equal scores, the lowest id first.
+// The likeliest tokens of a share by the model's own fixed-point logits, before penalties: the highest fixed-point logit first and, of equal fixed-point logits, the lowest id first.
 class Likeliest {
  public:
   // Finds the likeliest `wanted` of ids [first, last). The maximum of each stretch of 64 ids comes first: a stretch whose maximum is lower than the
@@ -81,7 +81,7 @@ class Likeliest {
     tops_.clear();
     for (int start = first; start < last; start += kStretch) {
       int32_t top = INT32_MIN;
-      for (int id = start; id < std::min(last, start + kStretch); id++) top = std::max(top, score_of(logits[id]));
+      for (int id = start; id < std::min(last, start + kStretch); id++) top = std::max(top, to_fixed(logits[id]));
       tops_.push_back(top);
     }
     ordered_ = tops_;
@@ -89,39 +89,39 @@ class Likeliest {
     std::nth_element(ordered_.begin(), ordered_.begin() + place, ordered_.end(), std::greater<>());
     for (size_t stretch = 0; stretch < tops_.size(); stretch++) {
       if (tops_[stretch] < ordered_[place]) continue;
-      if (count_ == wanted && tops_[stretch] <= scores_[count_ - 1]) continue;
+      if (count_ == wanted && tops_[stretch] <= fixed_logits_[count_ - 1]) continue;
       const int start = first + static_cast<int>(stretch) * kStretch;
-      for (int id = start; id < std::min(last, start + kStretch); id++) add(score_of(logits[id]), id, wanted);
+      for (int id = start; id < std::min(last, start + kStretch); id++) add(to_fixed(logits[id]), id, wanted);
     }
   }
 
   int count() const { return count_; }
-  int32_t score(int place) const { return scores_[place]; }
+  int32_t fixed_logit(int place) const { return fixed_logits_[place]; }
   int32_t id(int place) const { return ids_[place]; }
 
  private:
   static constexpr int kStretch = 64;
 
-  // Inserts a token into the sorted list. Ids come in rising order, so a token goes behind those of equal score.
-  void add(int32_t score, int32_t id, int wanted) {
-    if (count_ == wanted && score <= scores_[count_ - 1]) return;
+  // Inserts a token into the sorted list. Ids come in rising order, so a token goes behind those of equal fixed-point logit.
+  void add(int32_t fixed_logit, int32_t id, int wanted) {
+    if (count_ == wanted && fixed_logit <= fixed_logits_[count_ - 1]) return;
     int place = count_ < wanted ? count_++ : count_ - 1;
-    for (; place > 0 && scores_[place - 1] < score; place--) {
-      scores_[place] = scores_[place - 1];
+    for (; place > 0 && fixed_logits_[place - 1] < fixed_logit; place--) {
+      fixed_logits_[place] = fixed_logits_[place - 1];
       ids_[place] = ids_[place - 1];
     }
-    scores_[place] = score;
+    fixed_logits_[place] = fixed_logit;
     ids_[place] = id;
   }
 
   std::vector<int32_t> tops_, ordered_;
   int count_ = 0;
-  int32_t scores_[kMaxLogprobs], ids_[kMaxLogprobs];
+  int32_t fixed_logits_[kMaxLogprobs], ids_[kMaxLogprobs];
 };
 
 class Sampler {
  public:
-  Sampler(int workers, Handoff& handoff) : handoff_(handoff), scores_(kVocab), weights_(kVocab), seen_(kVocab), counts_(kVocab) {
+  Sampler(int workers, Handoff& handoff) : handoff_(handoff), fixed_logits_(kVocab), weights_(kVocab), seen_(kVocab), counts_(kVocab) {
     const int ids = round_up(divide_up(kVocab, workers), kShareUnit);
     for (int w = 0; w < workers; w++) shares_.emplace_back(w, std::min(kVocab, w * ids), std::min(kVocab, (w + 1) * ids));
   }
@@ -141,15 +141,15 @@ class Sampler {
   Outcome choose(int worker, int stage, const float* logits, int64_t position, Entry& entry) {
     Share& mine = shares_[worker];
     mine.stage = stage;
-    take_scores(mine, logits);
+    take_logits(mine, logits);
     penalise(mine);
     measure(mine);
-    meet(mine);
+    hand_off(mine);
     const Common all = common();
     if (all.not_numbers) return kNoNumbers;
-    if (request_.logprobs >= 0) look_for_report(mine, logits, all.raw_top);
+    if (request_.logprobs >= 0) collect_report(mine, logits, all.raw_top);
     const int32_t token = request_.sampling.greedy ? highest(mine, all.top) : draw(mine, all, position);
-    if (request_.logprobs >= 0 && request_.sampling.greedy) meet(mine);  // a draw has had a hand-off since look_for_report()
+    if (request_.logprobs >= 0 && request_.sampling.greedy) hand_off(mine);  // a draw has had a hand-off since collect_report()
     if (token == kNone) return kOthers;
     entry.token = token;
     entry.top_count = 0;
@@ -178,7 +178,7 @@ class Sampler {
     int not_numbers = 0;
     int32_t raw_top = 0;
     int64_t top = 0, lowest = 0;
-    uint64_t raw_mass = 0, mass = 0;
+    uint64_t raw_weight = 0, weight = 0;
     uint64_t time = 0;  // the earliest race time of its tokens
     Likeliest likeliest;
     uint64_t buckets[kBuckets];
@@ -193,7 +193,7 @@ class Sampler {
   };
 
   // A hand-off within the stage.
-  void meet(const Share& mine) {
+  void hand_off(const Share& mine) {
     if (!handoff_.pass(mine.worker, mine.stage)) throw Stuck();
   }
 
@@ -204,34 +204,34 @@ class Sampler {
     seen_[token] = 1;
   }
 
-  void take_scores(Share& mine, const float* logits) {
-    int64_t* scores = scores_.data();
+  void take_logits(Share& mine, const float* logits) {
+    int64_t* fixed_logits = fixed_logits_.data();
     int not_numbers = 0;
     int32_t top = INT32_MIN;
     for (int i = mine.first; i < mine.last; i++) {
-      const int32_t score = score_of(logits[i]);
+      const int32_t fixed_logit = to_fixed(logits[i]);
       not_numbers |= logits[i] != logits[i];
-      top = std::max(top, score);
-      scores[i] = score;
+      top = std::max(top, fixed_logit);
+      fixed_logits[i] = fixed_logit;
     }
     mine.not_numbers = not_numbers;
     mine.raw_top = top;
   }
 
   void penalise(Share& mine) {
-    const Sampling& how = request_.sampling;
+    const Sampling& params = request_.sampling;
     constexpr int64_t kOne = int64_t(1) << kFactorBits;
-    if (how.repeat_up != kOne || how.repeat_down != kOne || how.presence || how.frequency)
-      for (const int32_t token : mine.seen) scores_[token] = penalised(scores_[token], counts_[token], how);
-    for (int64_t i = 0; i < how.bias_count; i++)
-      if (mine.first <= how.bias[i].token && how.bias[i].token < mine.last) scores_[how.bias[i].token] += how.bias[i].value;
+    if (params.repeat_up != kOne || params.repeat_down != kOne || params.presence || params.frequency)
+      for (const int32_t token : mine.seen) fixed_logits_[token] = penalised(fixed_logits_[token], counts_[token], params);
+    for (int64_t i = 0; i < params.bias_count; i++)
+      if (mine.first <= params.bias[i].token && params.bias[i].token < mine.last) fixed_logits_[params.bias[i].token] += params.bias[i].value;
   }
 
   void measure(Share& mine) const {
     int64_t top = INT64_MIN, lowest = INT64_MAX;
     for (int i = mine.first; i < mine.last; i++) {
-      top = std::max(top, scores_[i]);
-      lowest = std::min(lowest, scores_[i]);
+      top = std::max(top, fixed_logits_[i]);
+      lowest = std::min(lowest, fixed_logits_[i]);
     }
     mine.top = top;
     mine.lowest = lowest;
@@ -248,49 +248,49 @@ class Sampler {
     return all;
   }
 
-  // Greedy: the lowest id that has the highest score, or kNone where another share has it.
+  // Greedy: the lowest id that has the highest fixed-point logit, or kNone where another share has it.
   int32_t highest(const Share& mine, int64_t top) const {
     for (const Share& share : shares_)
       if (share.worker < mine.worker && share.top == top) return kNone;
     if (mine.top != top) return kNone;
-    return static_cast<int32_t>(std::find(scores_.begin() + mine.first, scores_.begin() + mine.last, top) - scores_.begin());
+    return static_cast<int32_t>(std::find(fixed_logits_.begin() + mine.first, fixed_logits_.begin() + mine.last, top) - fixed_logits_.begin());
   }
 
   // Draws a token; returns kNone where another share has it.
   int32_t draw(Share& mine, const Common& all, int64_t position) {
-    const Sampling& how = request_.sampling;
-    int64_t lowest = INT64_MIN;  // the lowest score that is kept
-    if (how.top_k > 0 && how.top_k < kVocab) lowest = top_k_border(mine, all);
-    if (how.top_p < uint64_t(1) << kShareBits) lowest = top_p_border(mine, all, lowest);
+    const Sampling& params = request_.sampling;
+    int64_t lowest = INT64_MIN;  // the lowest fixed-point logit that is kept
+    if (params.top_k > 0 && params.top_k < kVocab) lowest = top_k_border(mine, all);
+    if (params.top_p < uint64_t(1) << kShareBits) lowest = top_p_border(mine, all, lowest);
     lowest = std::max(lowest, min_p_bound(all.top));
-    const int32_t token = race(mine, all.top, lowest, random_bits(how.seed, static_cast<uint64_t>(position)));
-    meet(mine);
+    const int32_t token = race(mine, all.top, lowest, random_bits(params.seed, static_cast<uint64_t>(position)));
+    hand_off(mine);
     const auto earlier = [](const Share& a, const Share& b) { return a.time < b.time; };
     const auto winner = std::min_element(shares_.begin(), shares_.end(), earlier);  // of equal times the first share: its ids are lower
     return winner->worker == mine.worker ? token : kNone;
   }
 
-  // The token of this share with the earliest race time, among those whose score is at least `lowest` and whose weight min-p allows; kNone where all
+  // The token of this share with the earliest race time, among those whose fixed-point logit is at least `lowest` and whose weight min-p allows; kNone where all
   // of them are too late to win. A stretch of 64 ids is skipped where none is kept, or where none can be earlier than the earliest so far.
   int32_t race(Share& mine, int64_t top, int64_t lowest, uint64_t state) const {
-    const Sampling& how = request_.sampling;
-    const int64_t* scores = scores_.data();
+    const Sampling& params = request_.sampling;
+    const int64_t* fixed_logits = fixed_logits_.data();
     int32_t first = kNone;
     mine.time = kLargestTime;
     for (int start = mine.first; start < mine.last; start += kStretch) {
       const int end = std::min(mine.last, start + kStretch);
       int64_t highest = INT64_MIN;
-      for (int id = start; id < end; id++) highest = std::max(highest, scores[id]);
+      for (int id = start; id < end; id++) highest = std::max(highest, fixed_logits[id]);
       if (highest < lowest) continue;
       uint64_t any = 0;
-      for (int id = start; id < end; id++) any |= may_arrive_by(mine.time, top - scores[id], how.rate, mixed_bits(state, id));
+      for (int id = start; id < end; id++) any |= may_arrive_by(mine.time, top - fixed_logits[id], params.rate, mixed_bits(state, id));
       if (!any) continue;
       for (int id = start; id < end; id++) {
-        const int64_t distance = top - scores[id];
+        const int64_t distance = top - fixed_logits[id];
         const uint64_t bits = mixed_bits(state, id);
-        if (scores[id] < lowest || !may_arrive_by(mine.time, distance, how.rate, bits)) continue;
-        if (weight_of(distance, how.rate) < how.min_weight) continue;
-        const uint64_t time = race_time(distance, how.rate, noise_of(bits, kLogarithms, kStretches));
+        if (fixed_logits[id] < lowest || !may_arrive_by(mine.time, distance, params.rate, bits)) continue;
+        if (weight_of(distance, params.rate) < params.min_weight) continue;
+        const uint64_t time = race_time(distance, params.rate, noise_of(bits, kLogarithms, kStretches));
         if (time >= mine.time) continue;
         mine.time = time;
         first = id;
@@ -299,31 +299,31 @@ class Sampler {
     return first;
   }
 
-  // A score below which every token is lighter than min-p allows. Some tokens above it are too light as well, because the bound is only exact to a
+  // A fixed-point logit below which every token is lighter than min-p allows. Some tokens above it are too light as well, because the bound is only exact to a
   // factor of two in weight; race() checks them one by one.
   int64_t min_p_bound(int64_t top) const {
-    const Sampling& how = request_.sampling;
-    if (!how.min_weight || !how.rate) return INT64_MIN;
-    const uint64_t halvings = kWeightBits + 2 - std::bit_width(how.min_weight);  // after so many halvings every weight is too light
-    const int64_t distance = static_cast<int64_t>((halvings << kExponentBits) / how.rate);
+    const Sampling& params = request_.sampling;
+    if (!params.min_weight || !params.rate) return INT64_MIN;
+    const uint64_t halvings = kWeightBits + 2 - std::bit_width(params.min_weight);  // after so many halvings every weight is too light
+    const int64_t distance = static_cast<int64_t>((halvings << kExponentBits) / params.rate);
     return distance < kDistanceLimit ? top - distance : INT64_MIN;
   }
 
-  // The lowest score that top-k keeps.
+  // The lowest fixed-point logit that top-k keeps.
   int64_t top_k_border(Share& mine, const Common& all) {
     std::iota(mine.candidates.begin(), mine.candidates.end(), mine.first);
     return border<false>(mine, all, mine.last - mine.first, static_cast<uint64_t>(request_.sampling.top_k));
   }
 
-  // The lowest score that top-p keeps, of the tokens whose score is at least `lowest`.
+  // The lowest fixed-point logit that top-p keeps, of the tokens whose fixed-point logit is at least `lowest`.
   int64_t top_p_border(Share& mine, const Common& all, int64_t lowest) {
-    const Sampling& how = request_.sampling;
+    const Sampling& params = request_.sampling;
     uint64_t* weights = weights_.data();
-    mine.mass = weigh(scores_.data() + mine.first, weights + mine.first, mine.last - mine.first, all.top, lowest, how.rate);
-    meet(mine);
+    mine.weight = weigh(fixed_logits_.data() + mine.first, weights + mine.first, mine.last - mine.first, all.top, lowest, params.rate);
+    hand_off(mine);
     uint64_t total = 0;
-    for (const Share& share : shares_) total += share.mass;
-    const uint64_t needed = static_cast<uint64_t>((static_cast<unsigned __int128>(total) * how.top_p) >> kShareBits);
+    for (const Share& share : shares_) total += share.weight;
+    const uint64_t needed = static_cast<uint64_t>((static_cast<unsigned __int128>(total) * params.top_p) >> kShareBits);
     // All tokens lighter than `least` together weigh less than what top-p drops, so the border lies before them and they are no candidates. The
     // division by two allows for weights that, because of rounding, are not in the order of distances.
     const uint64_t least = std::max<uint64_t>(1, (total - needed) / kVocab / 2);
@@ -336,7 +336,7 @@ class Sampler {
     return border<true>(mine, all, count, needed);
   }
 
-  // The score at which the number of the candidates, or their weight, counted from the highest score down, reaches `needed`. Each round finds 11 more
+  // The fixed-point logit at which the number of the candidates, or their weight, counted from the highest fixed-point logit down, reaches `needed`. Each round finds 11 more
   // bits of its distance, the highest bits first: a histogram over all workers tells the bucket, and the tokens of that bucket are the next
   // candidates.
   template <bool kByWeight>
@@ -357,12 +357,12 @@ class Sampler {
   // same bucket, frequent in a flat distribution, do not all depend on each other.
   template <bool kByWeight>
   void fill(Share& mine, int count, int64_t origin, int shift) const {
-    const int64_t* scores = scores_.data();
+    const int64_t* fixed_logits = fixed_logits_.data();
     const uint64_t* weights = weights_.data();
     const int32_t* candidates = mine.candidates.data();
     std::fill_n(mine.buckets, kBuckets, 0);
     std::fill_n(mine.spare, kBuckets, 0);
-    const auto add = [=](uint64_t* to, int32_t id) { to[(origin - scores[id]) >> shift] += kByWeight ? weights[id] : 1; };
+    const auto add = [=](uint64_t* to, int32_t id) { to[(origin - fixed_logits[id]) >> shift] += kByWeight ? weights[id] : 1; };
     for (int i = 0; i + 1 < count; i += 2) {
       add(mine.buckets, candidates[i]);
       add(mine.spare, candidates[i + 1]);
@@ -373,13 +373,13 @@ class Sampler {
 
   // Keeps the candidates that lie in `bucket` and returns their number.
   int keep_bucket(Share& mine, int count, int64_t origin, int shift, int64_t bucket) const {
-    const int64_t* scores = scores_.data();
+    const int64_t* fixed_logits = fixed_logits_.data();
     int32_t* candidates = mine.candidates.data();
     int left = 0;
     for (int i = 0; i < count; i++) {
       const int32_t id = candidates[i];
       candidates[left] = id;
-      left += (origin - scores[id]) >> shift == bucket;
+      left += (origin - fixed_logits[id]) >> shift == bucket;
     }
     return left;
   }
@@ -387,53 +387,53 @@ class Sampler {
   // Adds up the buckets of all workers, each worker a part of them, and returns the bucket in which the running sum reaches `needed`. `before`: the
   // running sum before this bucket, updated.
   int border_bucket(Share& mine, uint64_t needed, uint64_t& before) {
-    meet(mine);
+    hand_off(mine);
     const int part = divide_up(kBuckets, static_cast<int>(shares_.size()));
     const int first = std::min(kBuckets, mine.worker * part), last = std::min(kBuckets, first + part);
     std::copy(shares_[0].buckets + first, shares_[0].buckets + last, mine.merged + first);
     for (size_t w = 1; w < shares_.size(); w++)
       for (int bucket = first; bucket < last; bucket++) mine.merged[bucket] += shares_[w].buckets[bucket];
-    meet(mine);
+    hand_off(mine);
     for (int bucket = 0;; bucket++) {
-      const uint64_t mass = shares_[bucket / part].merged[bucket];
-      if (bucket == kBuckets - 1 || before + mass >= needed) return bucket;
-      before += mass;
+      const uint64_t weight = shares_[bucket / part].merged[bucket];
+      if (bucket == kBuckets - 1 || before + weight >= needed) return bucket;
+      before += weight;
     }
   }
 
   // Logprobs: this share's sum of weights at temperature 1 and its likeliest tokens.
-  void look_for_report(Share& mine, const float* logits, int32_t raw_top) const {
-    mine.raw_mass = raw_mass(logits + mine.first, mine.last - mine.first, raw_top);
+  void collect_report(Share& mine, const float* logits, int32_t raw_top) const {
+    mine.raw_weight = raw_weight(logits + mine.first, mine.last - mine.first, raw_top);
     mine.likeliest.find(logits, mine.first, mine.last, std::min(request_.logprobs, kVocab));
   }
 
   // Logprobs: writes the sum over all shares and the likeliest tokens of all shares, merged in order, to the entry.
   void report(Entry& entry, const float* logits, int32_t raw_top) const {
-    entry.distance = int64_t(raw_top) - score_of(logits[entry.token]);
+    entry.distance = int64_t(raw_top) - to_fixed(logits[entry.token]);
     entry.total = 0;
-    for (const Share& share : shares_) entry.total += share.raw_mass;
+    for (const Share& share : shares_) entry.total += share.raw_weight;
     const int wanted = std::min(request_.logprobs, kVocab);
     std::vector<int> places(shares_.size(), 0);
     while (entry.top_count < wanted) {
-      const Share* best = nullptr;  // of equal scores the first share: its ids are lower
+      const Share* best = nullptr;  // of equal fixed-point logits the first share: its ids are lower
       for (const Share& share : shares_) {
         if (places[share.worker] == share.likeliest.count()) continue;
-        const int32_t score = share.likeliest.score(places[share.worker]);
-        if (!best || score > best->likeliest.score(places[best->worker])) best = &share;
+        const int32_t fixed_logit = share.likeliest.fixed_logit(places[share.worker]);
+        if (!best || fixed_logit > best->likeliest.fixed_logit(places[best->worker])) best = &share;
       }
       const int place = places[best->worker]++;
       entry.top_tokens[entry.top_count] = best->likeliest.id(place);
-      entry.top_distances[entry.top_count++] = int64_t(raw_top) - best->likeliest.score(place);
+      entry.top_distances[entry.top_count++] = int64_t(raw_top) - best->likeliest.fixed_logit(place);
     }
   }
 
   Handoff& handoff_;
   Request request_{};
   std::vector<Share> shares_;
-  std::vector<int64_t> scores_;    // [vocabulary]: fixed-point logits with penalties and biases
+  std::vector<int64_t> fixed_logits_;    // [vocabulary]: fixed-point logits with penalties and biases
   std::vector<uint64_t> weights_;  // [vocabulary]: for top-p
   std::vector<uint8_t> seen_;      // [vocabulary]: whether the token occurs in the prompt or the answer
-  std::vector<int64_t> counts_;    // [vocabulary]: how often the token occurs in the answer
+  std::vector<int64_t> counts_;    // [vocabulary]: params often the token occurs in the answer
 };
 
 }  // namespace monolane

@@ -12,10 +12,10 @@
 
 namespace monolane {
 
-constexpr int kWidth = 16;                               // most rows of a pass
-constexpr int kHeadStride = round_up(kHeadDim, kLanes);  // floats of a head, padded to whole vectors
-constexpr int kGroup = kHeads / kKvHeads;                // query heads that share a KV head
-constexpr int kPartial = kHeadStride + kLanes;           // floats of a partial output: the accumulator, then row max and row sum
+constexpr int kPassRows = 16;                               // most rows of a pass
+constexpr int kHeadStride = round_up(kHeadDim, kVectorFloats);  // floats of a head, padded to whole vectors
+constexpr int kQueriesPerKv = kHeads / kKvHeads;                // query heads that share a KV head
+constexpr int kPartial = kHeadStride + kVectorFloats;           // floats of a partial output: the accumulator, then row max and row sum
 constexpr int kStages_ = sizeof kStages / sizeof kStages[0];
 
 struct AlignedDelete {
@@ -32,11 +32,11 @@ inline Floats make_floats(size_t count) {
   return Floats(static_cast<float*>(p));
 }
 
-// One pass: `width` rows of one sequence, from position `start` on. Logits are computed for rows logits_from to width - 1.
+// One pass: `rows` rows of one sequence, from position `start` on. Logits are computed for rows logits_from to rows - 1.
 struct Pass {
   int64_t start;
-  int width, logits_from;
-  int32_t tokens[kWidth];
+  int rows, logits_from;
+  int32_t tokens[kPassRows];
 };
 
 struct Shared {
@@ -44,10 +44,10 @@ struct Shared {
     splits = (setup.context + kSplit - 1) / kSplit;
     for (int b = 0; b < kBufferCount; b++) {
       const size_t size = kBufferIsPerSplit[b] ? static_cast<size_t>(splits) * kHeads * kPartial : stride(b);
-      buffers.push_back(make_floats(size * kWidth));
+      buffers.push_back(make_floats(size * kPassRows));
     }
-    cosines = make_floats(kWidth * kHeadDim / 2);
-    sines = make_floats(kWidth * kHeadDim / 2);
+    cosines = make_floats(kPassRows * kHeadDim / 2);
+    sines = make_floats(kPassRows * kHeadDim / 2);
   }
 
   static constexpr size_t stride(int buffer) { return round_up(kBufferSizes[buffer], kKBlock); }
@@ -68,7 +68,7 @@ struct Shared {
 };
 
 struct Worker {
-  Worker(int index, Shared& everybody) : id(index), shared(everybody), x(make_floats(size_t(kWidth) * kMaxCols)) {}
+  Worker(int index, Shared& everybody) : id(index), shared(everybody), x(make_floats(size_t(kPassRows) * kMaxCols)) {}
 
   void beat() { shared.handoff.pulse(id).beat(); }
 

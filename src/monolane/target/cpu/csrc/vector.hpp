@@ -6,7 +6,7 @@
 
 namespace monolane {
 
-constexpr int kLanes = 16;  // elements of a vector
+constexpr int kVectorFloats = 16;  // elements of a vector
 
 typedef float F16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
@@ -37,14 +37,14 @@ inline void load_pair(const uint16_t* bf16, F16& even, F16& odd) {
   odd = reinterpret_cast<F16>(w & 0xffff0000u);
 }
 
-inline float widen(uint16_t bf16) {
+inline float from_bf16(uint16_t bf16) {
   const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
   float v;
   std::memcpy(&v, &bits, sizeof v);
   return v;
 }
 
-inline uint16_t narrow(float v) {  // fp32 to bf16, rounded to nearest even; NaN stays NaN
+inline uint16_t to_bf16(float v) {  // fp32 to bf16, rounded to nearest even; NaN stays NaN
   uint32_t bits;
   std::memcpy(&bits, &v, sizeof bits);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
