@@ -14,7 +14,7 @@ from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
 from monolane.program.stage import Arrangement, Attend, Matrix, Output, Plain, Project
 
-LAYOUT = Layout("test", tile_rows=8, block=32)
+LAYOUT = Layout("test", tile_rows=8, k_block=32)
 HALVED = replace(LAYOUT, halves_residual=True)
 
 

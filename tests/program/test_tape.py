@@ -24,7 +24,7 @@ from monolane.program.tape_store import load_tape
 from monolane.progress import Silent
 from random_models import CASES, random_model
 
-LAYOUT = Layout("test", tile_rows=8, block=32)
+LAYOUT = Layout("test", tile_rows=8, k_block=32)
 HALVED = replace(LAYOUT, name="halved", halves_residual=True)
 
 

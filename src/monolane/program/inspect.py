@@ -46,7 +46,7 @@ def report(plan: Plan, context: int) -> str:
         f"cache: {cache:,} bytes per token, {full_cache:,.1f} MB for {context:,} tokens",
         f"attention: {_splitting(program.attention.splitting)}",
         f"{plan.workers} worker(s), layout {layout.name}: "
-        f"tiles of {layout.tile_rows} rows{halved}, blocks of {layout.block}",
+        f"tiles of {layout.tile_rows} rows{halved}, k-blocks of {layout.k_block}",
         *(f"  tape {worker}: {size / MEGA:,.2f} MB" for worker, size in enumerate(plan.tape_bytes[:listed])),
         f"balance: the longest tape is {above:.2%} above even, the shortest {below:.2%} below",
     ]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.model.weights import from_bf16, to_bf16
-from monolane.program.stage import MAX_WIDTH, Attend, Embed, Merge, Norm, Output, Project, Sample, first_seen
+from monolane.program.stage import PASS_ROWS, Attend, Embed, Merge, Norm, Output, Project, Sample, first_seen
 from monolane.program.tape import Tape
 
 Floats = NDArray[np.float32]
@@ -35,9 +35,9 @@ class Interpreter:
     def logits(self, tokens: Sequence[int], start: int = 0, last_only: bool = False) -> Floats:
         """Feed tokens at positions ``start``, ``start + 1``, …; the logits after each (or after the last) of them."""
         found = []
-        for first in range(0, len(tokens), MAX_WIDTH):
-            part = tokens[first : first + MAX_WIDTH]
-            is_last = first + MAX_WIDTH >= len(tokens)
+        for first in range(0, len(tokens), PASS_ROWS):
+            part = tokens[first : first + PASS_ROWS]
+            is_last = first + PASS_ROWS >= len(tokens)
             rows = slice(0, None) if not last_only else slice(len(part) - 1 if is_last else len(part), None)
             found.append(self.run_pass(part, start + first, rows))
         return np.concatenate(found)

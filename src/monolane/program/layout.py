@@ -1,8 +1,8 @@
-"""How rows lie inside a tape: tiles of a few rows, cut along k into blocks, so that a worker reads one straight stream.
+"""How rows lie inside a tape: tiles of a few rows, cut along k into k-blocks, so that a worker reads straight on.
 
-A tile holds a few rows over all columns. Inside it the blocks follow each other along k, and inside a block the rows:
-[block][row][k]. A CPU reads one cache line (32 bf16) of each row in turn. A warp of a GPU reads a unit at once: one
-block of a whole tile, or two of half a tile. Rows and columns are padded with zeros to whole tiles and units.
+A tile holds a few rows over all columns. Inside it the k-blocks follow each other, and inside a k-block the rows:
+[k-block][row][k]. A CPU reads one cache line (32 bf16) of each row in turn. A warp of a GPU loads a fragment at once:
+one k-block of a whole tile, or two of half a tile. Rows and columns are padded with zeros to whole tiles and fragments.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from monolane.program.stage import Output, Project
 
 @dataclass(frozen=True)
 class Layout:
-    """Tiles of rows, blocks of k."""
+    """Tiles of rows, cut along k into k-blocks."""
 
     name: str
     tile_rows: int
-    block: int
+    k_block: int
     halves_residual: bool = False  # matrices that write the residual stream have tiles of half as many rows
 
     def rows(self, stage: Project) -> int:
@@ -30,16 +30,16 @@ class Layout:
         halved = self.halves_residual and stage.output is Output.RESIDUAL
         return self.tile_rows // 2 if halved else self.tile_rows
 
-    def unit_cols(self, stage: Project) -> int:
-        """Of each row of a tile: half the rows, twice the columns."""
-        return self.block * self.tile_rows // self.rows(stage)
+    def fragment_cols(self, stage: Project) -> int:
+        """Columns of a fragment: twice as many where a tile has half the rows."""
+        return self.k_block * self.tile_rows // self.rows(stage)
 
     def tiles(self, stage: Project) -> int:
         return -(-stage.matrix.rows // self.rows(stage))
 
     def padded_cols(self, stage: Project) -> int:
-        unit = self.unit_cols(stage)
-        return -(-stage.matrix.cols // unit) * unit
+        columns = self.fragment_cols(stage)
+        return -(-stage.matrix.cols // columns) * columns
 
     def tile_bytes(self, stage: Project) -> int:
         return self.rows(stage) * self.padded_cols(stage) * stage.matrix.format.bits // 8
@@ -52,17 +52,17 @@ class Layout:
             full = np.zeros((tiles * tile_rows, padded), np.uint16)
             full[: len(rows), : rows.shape[1]] = rows
             rows = full
-        blocks = rows.reshape(tiles, tile_rows, padded // self.block, self.block).transpose(0, 2, 1, 3)
+        blocks = rows.reshape(tiles, tile_rows, padded // self.k_block, self.k_block).transpose(0, 2, 1, 3)
         return np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
 
     def unpack(self, tape: NDArray[np.uint8], stage: Project) -> Bf16Bits:
         """The rows of whole tiles, with their padding of rows but not of columns."""
         padded = self.padded_cols(stage)
-        blocks = tape.view(np.uint16).reshape(-1, padded // self.block, self.rows(stage), self.block)
+        blocks = tape.view(np.uint16).reshape(-1, padded // self.k_block, self.rows(stage), self.k_block)
         return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).reshape(-1, padded)[:, : stage.matrix.cols]
 
     def row(self, tape: NDArray[np.uint8], stage: Project, row: int) -> Bf16Bits:
         """One row of a tile: an embedding looked up where the head's matrix lies."""
         tile_rows = self.rows(stage)
-        blocks = tape.view(np.uint16).reshape(-1, tile_rows, self.block)
+        blocks = tape.view(np.uint16).reshape(-1, tile_rows, self.k_block)
         return np.ascontiguousarray(blocks[:, row % tile_rows]).reshape(-1)[: stage.matrix.cols]

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal
 
-MAX_WIDTH = 16  # token positions in one pass: the rows of a tensor core's A operand
+PASS_ROWS = 16  # the most rows (token positions) of one pass: those of a tensor core's A operand
 CacheFormat = Literal["bf16", "f32"]
 
 

@@ -13,7 +13,7 @@ from monolane.target.cpp import braces, integer_constants
 
 # What every target asks for: a block of a row is one cache line of a CPU; 8 rows of one block are one 16-byte load per
 # lane of a GPU's warp, and two steps of its tensor core.
-LAYOUT = Layout("rows8", tile_rows=8, block=32)
+LAYOUT = Layout("rows8", tile_rows=8, k_block=32)
 
 OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
 
@@ -23,7 +23,7 @@ def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
     shape = program.attention
     return {
         "kTileRows": layout.tile_rows,
-        "kKBlock": layout.block,
+        "kKBlock": layout.k_block,
         "kHidden": program.hidden,
         "kVocab": program.vocab,
         "kLayers": program.layers,

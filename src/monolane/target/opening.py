@@ -13,7 +13,7 @@ from monolane.model.weights import Weights
 from monolane.program.build import build_program
 from monolane.program.check import check
 from monolane.program.plan import Plan, make_plan
-from monolane.program.stage import MAX_WIDTH, CacheFormat, Program
+from monolane.program.stage import PASS_ROWS, CacheFormat, Program
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
 from monolane.progress import Progress, Silent
@@ -129,7 +129,7 @@ def memory_needed(plan: Plan, context: int) -> dict[str, int]:
         "weights": plan.bytes_per_token + 4 * constants + _table_bytes(program),
         "cache": sum(cache_sizes(program, context)),
         "buffers": _buffer_bytes(program, context)
-        + plan.workers * 4 * MAX_WIDTH * _widest(plan)
+        + plan.workers * 4 * PASS_ROWS * _widest(plan)
         + ENTRY_BYTES * context,
     }
 
@@ -157,4 +157,4 @@ def _table_bytes(program: Program) -> int:
 
 def _buffer_bytes(program: Program, context: int) -> int:
     splits = program.attention.splits(context)
-    return 4 * MAX_WIDTH * sum(buffer.size * (splits if buffer.per_split else 1) for buffer in program.buffers)
+    return 4 * PASS_ROWS * sum(buffer.size * (splits if buffer.per_split else 1) for buffer in program.buffers)

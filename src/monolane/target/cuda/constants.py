@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monolane.program.stage import MAX_WIDTH
+from monolane.program.stage import PASS_ROWS
 
 # Warps of a thread block: consumers multiply, attend and sample; the others are the producer, the watchdog, the
 # prefetch warp and one that is idle, because registers move between warpgroups of four.
@@ -11,7 +11,6 @@ WARPGROUP_WARPS = 4  # warps that share a chunk
 WARPGROUPS = CONSUMER_WARPS // WARPGROUP_WARPS  # of consumers, which take chunks in turn
 THREADS = 32 * (CONSUMER_WARPS + OTHER_WARPS)
 
-PASS_ROWS = MAX_WIDTH  # rows of a prefill pass: those of a tensor core's A operand
 MMA_COLS = 8  # columns of a tensor core's product: the rows of a tile
 FRAGMENT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once, 16 bytes a thread
 FRAGMENT_COLS = 64  # the most k of a fragment: rows of activations are whole fragments

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from monolane.program.plan import Plan
 from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, FixedSampling
-from monolane.program.stage import Program
+from monolane.program.stage import PASS_ROWS, Program
 from monolane.program.tape import Tape
 from monolane.target import cpp, structs
 from monolane.target.base import Request
@@ -25,7 +25,6 @@ from monolane.target.cuda.constants import (
     HISTOGRAMS,
     LINE_BYTES,
     PAGE_TOKENS,
-    PASS_ROWS,
 )
 
 ALIGNMENT = 256  # bytes, of every buffer

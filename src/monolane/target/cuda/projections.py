@@ -115,7 +115,7 @@ def _in_flight_limits(stage: Project, chunk_bytes: int) -> str:
 
 def _fragments(plan: Plan, stage: Project) -> int:
     """Of a tile."""
-    return plan.layout.padded_cols(stage) // plan.layout.unit_cols(stage)
+    return plan.layout.padded_cols(stage) // plan.layout.fragment_cols(stage)
 
 
 def _layer(program: Program) -> tuple[Stage, ...]:
@@ -178,7 +178,7 @@ def _specialization(
         "int kRows": stage.matrix.rows,
         "int kCols": stage.matrix.cols,
         "int kTileRows": plan.layout.rows(stage),
-        "int kFragmentCols": plan.layout.unit_cols(stage),
+        "int kFragmentCols": plan.layout.fragment_cols(stage),
         "int kFragments": fragments,
         "int kChunks": chunks,
         "int kChunkFragments": chunk_fragments,

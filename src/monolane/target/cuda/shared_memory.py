@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from monolane.errors import UnsupportedModelError
 from monolane.program.plan import Plan
-from monolane.program.stage import Output, Program
+from monolane.program.stage import PASS_ROWS, Output, Program
 from monolane.target.cuda.constants import (
     BUCKETS,
     CONSUMER_WARPS,
@@ -20,7 +20,6 @@ from monolane.target.cuda.constants import (
     FRAGMENT_BYTES,
     MMA_COLS,
     PAGE_TOKENS,
-    PASS_ROWS,
     TABLE_ENTRIES,
 )
 from monolane.target.cuda.projections import slot_fragments
@@ -169,7 +168,7 @@ def _input_bytes(plan: Plan) -> int:
     """The place of a projection's input; together with that of its sums it holds the scratch of attention and of
     sampling."""
     scratch = _attention_offsets(plan)["kAccumulatorsOffset"] + _accumulators_bytes(plan)
-    chunk = slot_fragments(plan) * plan.layout.block
+    chunk = slot_fragments(plan) * plan.layout.k_block
     widest = max(_up(plan.layout.padded_cols(stage), chunk) for stage in plan.program.projections)
     return _up(max(2 * widest, scratch - SUMS_BYTES, _sampling_bytes(plan)), ALIGNMENT)
 
