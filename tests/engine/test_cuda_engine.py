@@ -21,8 +21,8 @@ pytest.importorskip("msgspec", reason="messages between the engine's process and
 
 from engines import ask, run, tokens_read, until
 from monolane.engine.async_engine import AsyncEngine
+from monolane.engine.core import PYTHON
 from monolane.engine.synthetic import synthetic_model
-from monolane.engine.worker import PYTHON
 from monolane.errors import EngineFailedError
 
 DEVICE = os.environ.get("MONOLANE_TEST_DEVICE", "cuda")  # cpu: to try the test itself
@@ -79,13 +79,13 @@ def test_tokens_come_stop_and_come_again_after_kill_9() -> None:
             # kill -9 in the middle of an answer, with somebody in the queue
             killed, waiting = ask(llm, "Go on", ignore_eos=True), ask(llm, "Wait", max_tokens=5, ignore_eos=True)
             await tokens_read(killed, 20)
-            pid = llm.state.worker_pid
+            pid = llm.state.core_pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(EngineFailedError, match="SIGKILL"):
                 await killed.whole()
             assert len((await waiting.whole()).token_ids) == 5
-            assert llm.state.worker_pid != pid
+            assert llm.state.core_pid != pid
             assert (llm.state.status, llm.state.restarts) == ("ready", 1)
             assert await answer(llm) == first  # nothing of it is in the new process's cache
 
@@ -98,7 +98,7 @@ def test_a_process_that_is_halted_is_given_up_and_replaced() -> None:
             first = await answer(llm)
             halted = ask(llm, "Go on", ignore_eos=True)
             await tokens_read(halted, 20)
-            pid = llm.state.worker_pid
+            pid = llm.state.core_pid
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
             with pytest.raises(EngineFailedError, match="no sign of life"):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from monolane.engine.async_engine import AsyncEngine
+from monolane.engine.core import PYTHON
 from monolane.engine.synthetic import synthetic_model
-from monolane.engine.worker import PYTHON
 from monolane.model.chat import ChatTemplate
 
 # What the templates of our families make of tools, in short.

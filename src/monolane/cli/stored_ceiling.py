@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from functools import cached_property
 
-from monolane.engine.worker import PYTHON
+from monolane.engine.core import PYTHON
 
 PATIENCE_S = 10.0  # the answer takes a second, and is asked for when a model has been loaded meanwhile
 _QUESTION = "import sys; from monolane.bench.ceiling.store import stored; print(stored(sys.argv[1]))"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from monolane.engine import messages
 from monolane.engine.answer import Answer
+from monolane.engine.core import core_command
 from monolane.engine.daemon_thread import in_daemon_thread
 from monolane.engine.dispatch import Dispatch
 from monolane.engine.engine_process import EngineProcess
@@ -20,7 +21,6 @@ from monolane.engine.params import SamplingParams
 from monolane.engine.prompt import make_request, make_transcript
 from monolane.engine.state import Counters, EngineState, Status, TargetInfo
 from monolane.engine.supervisor import Supervisor
-from monolane.engine.worker import worker_command
 from monolane.errors import EngineFailedError, NotReadyError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class AsyncEngine:
             return load_model(resolve(str(spec), progress), progress)
 
         def command(model: Model) -> list[str]:
-            return worker_command(model.path, device, workers, context)
+            return core_command(model.path, device, workers, context)
 
         return cls(load, command, queue_limit=queue_limit, progress=progress)
 
@@ -133,7 +133,7 @@ class AsyncEngine:
             total_bytes=self._progress.total_bytes,
             restarts=self.counters.restarts,
             problem=self._problem,
-            worker_pid=None if process is None else process.pid,
+            core_pid=None if process is None else process.pid,
         )
 
     # --- requests ---

@@ -18,7 +18,7 @@ class EngineState:
     total_bytes: int
     restarts: int
     problem: str | None
-    worker_pid: int | None
+    core_pid: int | None
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.engine.async_engine import QUEUE_LIMIT, AsyncEngine
+from monolane.engine.core import PYTHON, Loaded, serve
 from monolane.engine.grammar import grammar_maker
-from monolane.engine.worker import PYTHON, Loaded, serve
 from monolane.errors import TargetError, UsageError
 from monolane.target.base import Finish, Request, Token
 

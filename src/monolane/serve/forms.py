@@ -15,8 +15,8 @@ import threading
 from collections import OrderedDict
 from typing import Any, Literal
 
+from monolane.engine.core import PYTHON
 from monolane.engine.grammar import require_llguidance
-from monolane.engine.worker import PYTHON
 from monolane.errors import QueueFullError, ResourceError, UsageError
 
 Kind = Literal["json_schema", "lark"]

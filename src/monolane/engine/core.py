@@ -42,10 +42,10 @@ AT_ONCE = 256  # tokens written before the supervisor is told
 Loaded = tuple[Target, Callable[[str], Constraint]]  # a target, and how a grammar becomes a constraint
 
 
-def worker_command(path: Path, device: str, workers: int | None, context: int | None) -> list[str]:
+def core_command(path: Path, device: str, workers: int | None, context: int | None) -> list[str]:
     """What starts an engine for a model. The supervisor adds the numbers of its two files."""
     options = {"path": str(path), "device": device, "workers": workers, "context": context}
-    return [*PYTHON, "-m", "monolane.engine.worker", json.dumps(options)]
+    return [*PYTHON, "-m", "monolane.engine.core", json.dumps(options)]
 
 
 def main() -> None:
@@ -64,10 +64,10 @@ def serve(load: Callable[[Progress], Loaded]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, _leave)
     with socket.socket(fileno=pipe_file) as pipe:
-        Worker(pipe, TokenRing(ring_file)).work(load)
+        EngineCore(pipe, TokenRing(ring_file)).run(load)
 
 
-class Worker:
+class EngineCore:
     """One end of the pipe."""
 
     def __init__(self, pipe: socket.socket, ring: TokenRing) -> None:
@@ -80,7 +80,7 @@ class Worker:
         self._number = 0  # of the request whose turn it is
         self._cancelled = 0  # the latest request that was cancelled: also one whose turn has not come yet
 
-    def work(self, load: Callable[[Progress], Loaded]) -> None:
+    def run(self, load: Callable[[Progress], Loaded]) -> None:
         """Until the supervisor goes away, or the target fails."""
         for task in (self._listen, self._beat):
             threading.Thread(target=task, name=f"monolane{task.__name__}", daemon=True).start()
