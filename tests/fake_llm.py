@@ -43,7 +43,7 @@ class FakeTarget:
 
     name = "fake"
     bytes_per_token = 1_000
-    slots = 1
+    caches = 1
     stall_s = 1.0
 
     def __init__(self, answer: Sequence[int], context: int = 256) -> None:
@@ -69,7 +69,7 @@ class FakeTarget:
         self.running = FakeRun(self, request)
         return self.running
 
-    def copy(self, source: int, slot: int, tokens: int) -> None:
+    def copy(self, source: int, destination: int, tokens: int) -> None:
         raise NotImplementedError
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:

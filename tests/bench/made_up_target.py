@@ -29,7 +29,7 @@ class MadeUpTarget:
     drift: float = 1.0
     name: str = "cuda (made up, 132 workers)"
     context: int = 40000
-    slots: int = 2
+    caches: int = 2
     stall_s: float = 1.0
     bytes_per_token: int = 2_400_000_000
     stops_after: int = 100_000  # tokens
@@ -40,8 +40,8 @@ class MadeUpTarget:
     def close(self) -> None:
         self.context = 0
 
-    def copy(self, source: int, slot: int, tokens: int) -> None:
-        self.copies.append((source, slot, tokens))
+    def copy(self, source: int, destination: int, tokens: int) -> None:
+        self.copies.append((source, destination, tokens))
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         raise AssertionError("there is no model")

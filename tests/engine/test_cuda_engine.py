@@ -117,7 +117,7 @@ def test_several_conversations_stay_resident() -> None:
             for _ in range(2):
                 for text in texts:
                     result = await ask(llm, text, max_tokens=20, ignore_eos=True).whole()
-            expected = len(texts[1]) - 1 if llm.target.slots > 1 else 0
+            expected = len(texts[1]) - 1 if llm.target.caches > 1 else 0
             assert result.timings.cached_tokens == expected
 
     run(test, seconds=LOAD_S)

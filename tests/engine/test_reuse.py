@@ -39,7 +39,7 @@ def answered(session: Session, tokens: list[int], sampling: Sampling, constraint
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
     opened = open_target(MODEL.config, MODEL.weights, device="cpu", workers=2, context=300)
-    assert opened.slots > 3
+    assert opened.caches > 3
     yield opened
     opened.close()
 
@@ -64,10 +64,10 @@ def test_several_conversations_with_and_without_reuse(target: Target, sampling: 
 
 
 def target_without_memory(target: Target) -> Target:
-    """The same target through its last slot alone, so that the caches of the talks stay as they are."""
+    """The same target through its last cache alone, so that the caches of the talks stay as they are."""
 
-    class LastSlot:
-        slots = 1
+    class LastCache:
+        caches = 1
 
         def __getattr__(self, name: str) -> object:
             return getattr(target, name)
@@ -75,9 +75,9 @@ def target_without_memory(target: Target) -> Target:
         def run(self, request: Request):  # type: ignore[no-untyped-def]
             from dataclasses import replace
 
-            return target.run(replace(request, slot=target.slots - 1))
+            return target.run(replace(request, cache=target.caches - 1))
 
-    return LastSlot()  # type: ignore[return-value]
+    return LastCache()  # type: ignore[return-value]
 
 
 class Form:

@@ -219,9 +219,9 @@ class AsyncEngine:
                 self._progress.hear(message)
             case messages.Note(text):
                 self._progress.note(text)
-            case messages.Ready(name, context, bytes_per_token, slots):
+            case messages.Ready(name, context, bytes_per_token, caches):
                 self._progress.done()
-                self.target = TargetInfo(name, context, bytes_per_token, slots)
+                self.target = TargetInfo(name, context, bytes_per_token, caches)
                 if self._status in ("loading", "restarting"):
                     self._status, self._problem = "ready", None
                 if (process := self._process) is not None:

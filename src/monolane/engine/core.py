@@ -91,7 +91,7 @@ class EngineCore:
             sys.exit(error.exit_code)
         session, self._stall_s = Session(target), target.stall_s
         try:
-            self.tell(messages.Ready(target.name, target.context, target.bytes_per_token, target.slots))
+            self.tell(messages.Ready(target.name, target.context, target.bytes_per_token, target.caches))
             while self._answer(session, constrain, self._asked.get()):
                 pass
             os._exit(1)  # a target that has failed may never let go

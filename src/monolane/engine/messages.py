@@ -55,7 +55,7 @@ class Ready(Message):
     name: str
     context: int
     bytes_per_token: int
-    slots: int
+    caches: int
 
 
 class Broken(Message):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from monolane.engine.constrained import ConstrainedRun, Constraint
-from monolane.engine.conversations import Conversations
+from monolane.engine.prefix_caches import PrefixCaches
 from monolane.errors import TargetError, UsageError
 from monolane.target.base import Finish, Request, Run, Target, Token
 
@@ -55,28 +55,28 @@ class Session:
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread whose turn it is
         self._turn: Turn | None = None
-        self._conversations = Conversations(target.slots)
+        self._caches = PrefixCaches(target.caches)
         self._closed = False
 
     @contextmanager
     def turn(self, request: Request, constraint: Constraint | None = None) -> Iterator[Turn]:
-        """Wait for the target, run the request (``slot`` and ``cached`` are filled in here), leave the target free."""
+        """Wait for the target, run the request (``cache`` and ``cached`` are filled in here), leave the target free."""
         with self._alone():
-            place = self._conversations.place(request.tokens)
+            placement = self._caches.place(request.tokens)
             try:
-                if place.source is not None:
-                    self.target.copy(place.source, place.slot, place.cached)
-                placed = replace(request, slot=place.slot, cached=place.cached)
+                if placement.source is not None:
+                    self.target.copy(placement.source, placement.cache, placement.cached)
+                placed = replace(request, cache=placement.cache, cached=placement.cached)
                 run = ConstrainedRun(self.target, placed, constraint) if constraint else self.target.run(placed)
-                turn = self._turn = Turn(run, place.cached)
+                turn = self._turn = Turn(run, placement.cached)
                 try:
                     yield turn
                 finally:
                     turn.end()
                     if turn.handed:  # the last token was sampled, but never fed back into the model
-                        self._conversations.keep(place.slot, [*request.tokens, *turn.handed[:-1]])
+                        self._caches.keep(placement.cache, [*request.tokens, *turn.handed[:-1]])
             except TargetError:
-                self._conversations.forget(place.slot)
+                self._caches.forget(placement.cache)
                 raise
             finally:
                 self._turn = None

@@ -23,12 +23,12 @@ class EngineState:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """What the model runs on. ``context`` counts tokens, ``slots`` conversations that can stay resident."""
+    """What the model runs on. ``context`` is tokens per KV cache, ``caches`` the number of KV caches."""
 
     name: str
     context: int
     bytes_per_token: int
-    slots: int
+    caches: int
 
 
 @dataclass

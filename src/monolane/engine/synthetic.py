@@ -52,7 +52,7 @@ class Synthetic:
     tokens_per_second: float = 5_000.0
     answer: str = PANGRAM
     context: int = 8_192
-    slots: int = 4
+    caches: int = 4
     prefill_tokens_per_second: float = 1e6
     load_s: float = 0.0
     faults: str = ""
@@ -129,19 +129,19 @@ class SyntheticTarget:
         self.behaviour = behaviour
         self.answer = answer
         self.context = behaviour.context
-        self.slots = behaviour.slots
-        self.caches: list[list[int]] = [[] for _ in range(behaviour.slots)]
+        self.caches = behaviour.caches
+        self.cached: list[list[int]] = [[] for _ in range(behaviour.caches)]  # the tokens in each cache
         self.busy = False
 
     def run(self, request: Request) -> SyntheticRun:
-        cache = self.caches[request.slot]
+        cache = self.cached[request.cache]
         if self.busy or list(request.tokens[: request.cached]) != cache[: request.cached]:
             raise TargetError("A request is still running, or its tokens are not in the cache.")
         self.busy = True
         return SyntheticRun(self, request)
 
-    def copy(self, source: int, slot: int, tokens: int) -> None:
-        self.caches[slot] = self.caches[source][:tokens]
+    def copy(self, source: int, destination: int, tokens: int) -> None:
+        self.cached[destination] = self.cached[source][:tokens]
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         raise TargetError("There is no model behind this target.")
@@ -163,7 +163,7 @@ class SyntheticRun:
 
     def __iter__(self) -> Iterator[list[Token]]:
         target, request = self._target, self._request
-        cache = target.caches[request.slot] = list(request.tokens)
+        cache = target.cached[request.cache] = list(request.tokens)
         try:
             for batch in self._batches():
                 cache += [token.id for token in batch]
