@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.program.sample import SCORE_BITS, Sampling
+from monolane.program.sample import LOGIT_BITS, Sampling
 from monolane.target.base import Finish, Request, Run, Target, Token
 
 OUT_OF_REACH = 32768.0  # logits; the most extreme ones are clamped at 2047, and penalties multiply them by 10 at most
@@ -106,10 +106,9 @@ def masked(sampling: Sampling, allowed: NDArray[np.bool_], counts: Counter[int])
     inside = 2 * int(allowed.sum()) < len(allowed)  # name the fewer: those that are in, or those that are out
     named = np.flatnonzero(allowed if inside else ~allowed).tolist()
     biases = dict.fromkeys(named, OUT_OF_REACH if inside else -OUT_OF_REACH)
-    fixed = sampling.fixed()
-    if fixed.presence or fixed.frequency:
+    if sampling.presence or sampling.frequency:
         for token, count in counts.items():
-            penalty = (fixed.presence + count * fixed.frequency) / 2**SCORE_BITS
+            penalty = (sampling.presence + count * sampling.frequency) / 2**LOGIT_BITS
             biases[token] = biases.get(token, 0.0) - penalty
     for token, value in sampling.logit_bias:
         biases[token] = biases.get(token, 0.0) + value
