@@ -83,5 +83,5 @@ def test_the_target_is_never_told_wrong_about_its_caches(caches: int, prompts: l
     target = SyntheticTarget(Synthetic(tokens_per_second=1e9, caches=caches), tokens("ab"))
     session = Session(target)
     for prompt in prompts:
-        with session.turn(Request(tokens(prompt), 0, 3, frozenset(), Sampling())) as turn:
-            assert [token.id for batch in turn for token in batch] == tokens("aba")
+        with session.generate(Request(tokens(prompt), 0, 3, frozenset(), Sampling())) as generation:
+            assert [token.id for batch in generation for token in batch] == tokens("aba")

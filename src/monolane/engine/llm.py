@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-from monolane.engine.language import Language, Message
+from monolane.engine.chat_tokenizer import ChatTokenizer, Message
 from monolane.engine.params import SamplingParams
-from monolane.engine.prompt import make_request, make_transcript
+from monolane.engine.prompt import make_transcript
 from monolane.engine.result import Completion
 from monolane.engine.session import Session
 from monolane.engine.stream import Stream
@@ -46,7 +46,7 @@ class LLM:
 
         progress = progress or LoggedNotes()
         self.model = _load(model, progress) if isinstance(model, str | Path) else model
-        self._language = Language(self.model)
+        self._chat_tokenizer = ChatTokenizer(self.model)
         config, weights = self.model.config, self.model.weights
         target = open_target(config, weights, device=device, workers=workers, context=context, progress=progress)
         self._session = Session(target)
@@ -87,7 +87,7 @@ class LLM:
     ) -> Completion | Stream:
         """Answer the last of ``messages``: mappings with ``role`` and ``content``, oldest first. Control tokens that
         are spelled in them reach the model as text."""
-        answer = self._stream(self._language.chat_tokens(messages), params or SamplingParams())
+        answer = self._stream(self._chat_tokenizer.chat_tokens(messages), params or SamplingParams())
         return answer if stream else _finished(answer)
 
     def close(self) -> None:
@@ -101,8 +101,7 @@ class LLM:
         self.close()
 
     def _stream(self, tokens: Sequence[int], params: SamplingParams) -> Stream:
-        request = make_request(self.model, self.target.context, tokens, params)
-        return Stream(self._session, request, make_transcript(self.model, request, params))
+        return Stream(self._session, make_transcript(self.model, self.target.context, tokens, params))
 
 
 def _load(spec: str | Path, progress: Progress | None) -> Model:

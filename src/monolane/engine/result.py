@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from monolane.target.base import Finish, Token
+from monolane.target.base import Token
 
 FinishReason = Literal["stop", "length", "abort"]
-FINISH_REASONS: dict[Finish | None, FinishReason] = {
-    Finish.STOP: "stop",
-    Finish.LENGTH: "length",
-    Finish.ABORT: "abort",
-}
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot write
 

@@ -111,8 +111,8 @@ class Service:
     async def _style_of_calls(self) -> Style | None:
         """How the model writes calls; its template is looked at once."""
         if self._style is None:
-            language, _ = self.engine.loaded()
-            self._style = (await self.engine.in_thread(lambda: style_of(language)),)
+            tokenizer, _ = self.engine.loaded()
+            self._style = (await self.engine.in_thread(lambda: style_of(tokenizer)),)
         return self._style[0]
 
     async def _grammar(self, question: Question, style: Style | None) -> str | None:

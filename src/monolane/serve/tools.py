@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from monolane.engine.language import Language
+from monolane.engine.chat_tokenizer import ChatTokenizer
 from monolane.errors import MonolaneError
 
 Style = Literal["hermes", "llama", "mistral"]
@@ -38,12 +38,12 @@ class Reader(Protocol):
         """No more comes: what was held back."""
 
 
-def style_of(language: Language) -> Style | None:
+def style_of(tokenizer: ChatTokenizer) -> Style | None:
     """How a template tells its model to write calls, by what it makes of a function; None: it leaves functions out."""
     name = "look_up_the_weather"
     tool = {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
     try:
-        shown = language.rendered([{"role": "user", "content": "Hi"}], [tool])
+        shown = tokenizer.rendered([{"role": "user", "content": "Hi"}], [tool])
     except MonolaneError:
         return None
     if name not in shown:

@@ -7,7 +7,7 @@ import pytest
 
 from fake_llm import encode, fake_llm
 from monolane import UsageError
-from monolane.engine.language import Language, check_length
+from monolane.engine.chat_tokenizer import ChatTokenizer, check_length
 from monolane.engine.synthetic import synthetic_model
 from monolane.model.chat import ChatTemplate
 
@@ -62,7 +62,7 @@ def test_a_prompt_that_can_not_fit_is_not_even_tokenized(prompt: Any) -> None:
 
 
 def test_tokens_of_another_model_are_refused() -> None:
-    language = Language(synthetic_model())
-    assert language.text(language.text_tokens("ö<eos>")) == "ö<eos>"
+    tokenizer = ChatTokenizer(synthetic_model())
+    assert tokenizer.text(tokenizer.text_tokens("ö<eos>")) == "ö<eos>"
     with pytest.raises(UsageError, match="not a token of this model"):
-        language.text([10**6])
+        tokenizer.text([10**6])
