@@ -23,7 +23,7 @@ from monolane.serve.protocol import StreamOptions
 from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
 from monolane.serve.token_json import TokenJson
-from monolane.serve.tools import reader_for
+from monolane.serve.tools import parser_for
 from monolane.target.base import Token
 
 MODEL = synthetic_model()
@@ -38,14 +38,14 @@ PIECES = st.sampled_from(
 
 
 def dialect(name: str, tools: bool) -> Dialect:
-    reader = reader_for("hermes", ["f"] if tools else [], parallel=True)
+    parser = parser_for("hermes", ["f"] if tools else [], parallel=True)
     match name:
         case "chat":
-            return ChatDialect("m", TOKENS, ANSWER, reader, StreamOptions(include_usage=True))
+            return ChatDialect("m", TOKENS, ANSWER, parser, StreamOptions(include_usage=True))
         case "responses":
-            return ResponsesDialect("m", ResponsesRequest(input="Hi"), reader)
+            return ResponsesDialect("m", ResponsesRequest(input="Hi"), parser)
         case "messages":
-            return MessagesDialect("m", ANSWER, reader)
+            return MessagesDialect("m", ANSWER, parser)
         case _:
             return CompletionDialect("m", TOKENS, ANSWER, StreamOptions(include_usage=True))
 
