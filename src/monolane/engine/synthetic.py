@@ -1,4 +1,4 @@
-"""An engine without a model: a real process under the real supervisor, which answers at a set speed.
+"""An engine without a model: a real engine process under the real supervisor, which generates tokens at a set speed.
 
 For tests and benchmarks of everything above the target. It can also be told to fail, in all the ways engines fail.
 """
