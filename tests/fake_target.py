@@ -85,7 +85,7 @@ class FakeTarget:
     answer: Sequence[int] = range(7)
     name: str = "fake"
     context: int = 256
-    slots: int = 1
+    caches: int = 1
     bytes_per_token: int = 1_000
     stall_s: float = 0.7
     clock: FakeClock | RealClock = field(default_factory=FakeClock)
@@ -106,7 +106,7 @@ class FakeTarget:
     closed: bool = False
 
     def __post_init__(self) -> None:
-        self.caches: list[list[int]] = [[] for _ in range(self.slots)]
+        self.cached: list[list[int]] = [[] for _ in range(self.caches)]  # the tokens in each cache
 
     def slow_down(self, token_s: float) -> None:
         """From now on tokens take real time."""
@@ -121,7 +121,7 @@ class FakeTarget:
         assert request.cached < len(request.tokens)
         if self.running is not None and self.running.finish is None:
             raise TargetError("A request is still running.")
-        held = self.caches[request.slot][: request.cached]
+        held = self.cached[request.cache][: request.cached]
         if self.checks_cache and list(request.tokens[: request.cached]) != held:
             raise TargetError("What was said to be in the cache is not there.")
         self.requests.append(request)
@@ -129,8 +129,8 @@ class FakeTarget:
         self.running = FakeRun(self, request)
         return self.running
 
-    def copy(self, source: int, slot: int, tokens: int) -> None:
-        self.caches[slot] = self.caches[source][:tokens]
+    def copy(self, source: int, destination: int, tokens: int) -> None:
+        self.cached[destination] = self.cached[source][:tokens]
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         raise TargetError("There is no model behind this target.")
@@ -151,7 +151,7 @@ class FakeRun:
 
     def __iter__(self) -> Iterator[list[Token]]:
         target, request = self._target, self._request
-        cache = target.caches[request.slot] = list(request.tokens[: request.cached])
+        cache = target.cached[request.cache] = list(request.tokens[: request.cached])
         try:
             for batch in self._batches():
                 if len(cache) < len(request.tokens):

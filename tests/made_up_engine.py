@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from fake_model import fake_model
 from monolane.bench.measure.shapes import MadeUpWeights, named
+from monolane.engine.core import Loaded, serve
 from monolane.engine.grammar import grammar_maker
-from monolane.engine.worker import Loaded, serve
 from monolane.model.config import ModelConfig
 from monolane.target import open_target
 from monolane.target.base import Target

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from fake_model import encode, fake_model
 from fake_target import FakeTarget, Faults, RealClock
 from monolane.engine.async_engine import QUEUE_LIMIT, AsyncEngine
+from monolane.engine.core import Loaded, serve
 from monolane.engine.grammar import grammar_maker
-from monolane.engine.worker import Loaded, serve
 from monolane.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Synthetic:
     tokens_per_second: float = 5_000.0
     answer: str = PANGRAM
     context: int = 8_192
-    slots: int = 4
+    caches: int = 4
     prefill_tokens_per_second: float = 1e6
     load_s: float = 0.0
     faults: str = ""
@@ -47,7 +47,7 @@ class Synthetic:
             encode(self.answer),
             name="synthetic",
             context=self.context,
-            slots=self.slots,
+            caches=self.caches,
             bytes_per_token=1_000_000_000,
             clock=RealClock(),
             prompt_s=1 / self.prefill_tokens_per_second,

@@ -1,9 +1,9 @@
-"""A real model behind the server: the first token of each turn of a long conversation, and the price of a form.
+"""A real model behind the server: the first token of each turn of a long conversation, and structured output.
 
     python benchmarks/serve/conversation.py [MODEL] [--device auto] [--turns 10] [--words 150]
 
 Turn 10 is asked twice: as the tenth of a conversation whose beginning is still in a cache, and with another first word,
-so that everything has to be computed. The price of a form: see forms.py.
+so that everything has to be computed. The price of structured output: see structured_output.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import sys
 from typing import Any
 
-import forms
+import structured_output
 from model_server import ModelServer, model_server
 
 from monolane.bench.report import record
@@ -26,17 +26,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--words", type=int, default=150, help="of each question")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=5, help="of each form")
+    parser.add_argument("--rounds", type=int, default=5, help="of each constraint")
     parser.add_argument("--dry", action="store_true", help="write no result")
     asked = parser.parse_args()
     with model_server(asked.model, asked.device) as server:
         device = server.device()
         turns = _conversation(server, asked.turns, asked.words, asked.tokens)
         cold = _first_token(server, [{"role": "system", "content": "Anew."}, *turns.pop("messages")], 1)
-        speeds = forms.measure(server, asked.tokens, asked.rounds)
+        speeds = structured_output.measure(server, asked.tokens, asked.rounds)
     result: dict[str, Any] = {
         "benchmark": "serve conversation",
-        "method": "time to first token by turn, with and without what is in the cache; speed free and in a form",
+        "method": "time to first token by turn, with and without prefix cache; speed free and with structured output",
         "model": asked.model,
         "device": device,
         **turns,
@@ -51,8 +51,8 @@ def main() -> None:
     last = turns["turns"][-1]
     print(f"turn {asked.turns}: {last['prompt_tokens']} tokens, {last['cached_tokens']} cached")
     print(f"first token after {1e3 * last['first_token_s']:.1f} ms; without cache {1e3 * cold['first_token_s']:.1f} ms")
-    for form, found in speeds.items():
-        print(f"{form:12} {found['tokens_per_second']:8.1f} tok/s, {100 * found['of_free']:5.1f} % of free")
+    for name, found in speeds.items():
+        print(f"{name:12} {found['tokens_per_second']:8.1f} tok/s, {100 * found['of_free']:5.1f} % of free")
     if not asked.dry:
         path = record.RESULTS / f"serve-conversation-{asked.model}-{device.split()[0]}.json"
         path.write_text(json.dumps(result, indent=2) + "\n")

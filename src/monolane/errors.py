@@ -1,4 +1,4 @@
-"""Errors a user can act on: each says what was wrong, what to do, and ends the program with its own exit code."""
+"""Errors that a user can act on: each says what was wrong and what to do, and has its own exit code."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class TargetError(MonolaneError):
 
 
 class EngineFailedError(TargetError):
-    """The engine's process died, was killed or stopped answering in the middle of a request."""
+    """The engine process died, was killed or stopped responding during a request."""
 
 
 class UnavailableError(MonolaneError):
-    """Not now: the same request can succeed after ``retry_after_s`` seconds."""
+    """The request cannot be served now; it may succeed after ``retry_after_s`` seconds."""
 
     exit_code = 8
     retry_after_s = 1
 
 
 class QueueFullError(UnavailableError):
-    """As many requests wait as may wait."""
+    """The queue is full."""
 
 
 class NotReadyError(UnavailableError):
@@ -73,6 +73,6 @@ class NotReadyError(UnavailableError):
 
 
 class SlowReaderError(MonolaneError):
-    """Whoever asked did not read the answer."""
+    """The client did not read its answer."""
 
     exit_code = 9

@@ -1,4 +1,4 @@
-"""How long work tells whoever watches about itself. What it looks like is the watcher's business."""
+"""The interface through which long work (downloads, loading) reports its progress."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Progress(Protocol):
         """A new piece of work begins."""
 
     def advance(self, bytes_done: int) -> None:
-        """So many bytes more are done; fewer than zero where work was lost and is done again."""
+        """So many more bytes are done; a negative number where work was lost and is done again."""
 
     def note(self, text: str) -> None:
         """One line the user should read."""
 
     def done(self) -> None:
-        """The piece of work is over, whether it succeeded or not."""
+        """The piece of work has ended, whether it succeeded or not."""
 
 
 class Silent:
-    """Progress that nobody watches."""
+    """Ignores everything."""
 
     def start(self, total_bytes: int, label: str) -> None:
         pass
@@ -42,8 +42,8 @@ class Silent:
 
 
 class LoggedNotes(Silent):
-    """Progress that nobody watches, but whose notes somebody should read: in the log, which is stderr unless a program
-    says otherwise. Each is told once."""
+    """Ignores progress, and writes each note once to the log, which is stderr unless a program configures it
+    otherwise."""
 
     def note(self, text: str) -> None:
         _log_once(text)

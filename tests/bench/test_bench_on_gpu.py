@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monolane.bench.measure.run import How, run
+from monolane.bench.measure.run import Options, run
 from monolane.bench.measure.shapes import SHAPES
 from monolane.bench.report import schema
 from monolane.progress import Silent
@@ -19,8 +19,8 @@ from monolane.target.cuda.opening import find_gpu
 def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = replace(SHAPES["llama-3.2-1b"], layers=2, windows=(None, 100), vocab=5003, context=4096)
     monkeypatch.setitem(SHAPES, "small", shape)
-    how = How(shape="small", device="cuda", contexts=(0, 2048), rounds=1, out=tmp_path)
-    decode, context, stages = run(how, Silent(), print)
+    options = Options(shape="small", device="cuda", contexts=(0, 2048), rounds=1, out=tmp_path)
+    decode, context, stages = run(options, Silent(), print)
     assert not [wrong for result in (decode, context, stages) for wrong in schema.problems(result)]
     assert decode["accuracy"]["verdict"] == "passed"
     assert decode["machine"]["gpu"]["name"]

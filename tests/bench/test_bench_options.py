@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monolane.bench.measure import lengths
-from monolane.bench.measure.run import How
+from monolane.bench.measure.run import Options
 from monolane.bench.measure.subject import find_model
 from monolane.bench.peers import registry
 from monolane.errors import UsageError
@@ -53,7 +53,7 @@ def test_peers_are_all_none_or_named() -> None:
 )
 def test_what_is_wrong_is_said_at_once(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        How(**wrong)
+        Options(**wrong)
     assert says in str(caught.value)
     assert caught.value.hint
 
@@ -67,10 +67,10 @@ def test_a_model_or_a_shape_and_not_both() -> None:
 
 
 def test_the_command_measures_the_same_again_and_keeps_the_key_to_itself() -> None:
-    how = How(
+    options = Options(
         server="http://h:1/v1", model="m n", api_key="secret", contexts=(0, 8192), rounds=2, out=Path("/tmp/elsewhere")
     )
-    assert how.command == "monolane bench 'm n' --server http://h:1/v1 --context 0,8k --rounds 2"
-    assert "secret" not in repr(how)
-    assert How(shape="s", workflow=50).command == "monolane bench --shape s --workflow 50"
-    assert How(shape="s", peers=()).command == "monolane bench --shape s --rounds 5 --peers none"
+    assert options.command == "monolane bench 'm n' --server http://h:1/v1 --context 0,8k --rounds 2"
+    assert "secret" not in repr(options)
+    assert Options(shape="s", workflow=50).command == "monolane bench --shape s --workflow 50"
+    assert Options(shape="s", peers=()).command == "monolane bench --shape s --rounds 5 --peers none"

@@ -107,7 +107,7 @@ def test_the_command_measures_shows_keeps_and_draws(
 
 
 def test_a_gpu_is_measured_in_every_way(cache: Path, gpu_of_threads: None) -> None:
-    result = ceiling_run.run(ceiling_run.How("cuda", None, None), heard)
+    result = ceiling_run.run(ceiling_run.Options("cuda", None, None), heard)
     assert problems(result | {"machine": result["machine"] | {"gpu": {"name": "threads"}}}) == []
     assert [read["way"] for read in result["reads"]] == [way.name for way in read_gpu.SWEEP]
     assert len(result["waits"]) == 8
@@ -166,7 +166,7 @@ def test_mistakes_are_found_before_anything_runs(
     device: str, out: str | None, picture: str | None, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        ceiling_run.How(device, out and tmp_path / out, picture and tmp_path / picture)  # type: ignore[arg-type]
+        ceiling_run.Options(device, out and tmp_path / out, picture and tmp_path / picture)  # type: ignore[arg-type]
 
 
 def test_without_a_gpu_the_message_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,5 +259,5 @@ def test_a_cache_that_cannot_be_written_does_not_cost_the_result(brief: None, mo
 
     said: list[str] = []
     monkeypatch.setattr(ceiling_store, "keep", refuse)
-    assert ceiling_run.run(ceiling_run.How("cpu", None, None), said.append)["ceiling_bytes_per_s"] > 0
+    assert ceiling_run.run(ceiling_run.Options("cpu", None, None), said.append)["ceiling_bytes_per_s"] > 0
     assert "The disk is full" in said[-1]

@@ -44,7 +44,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
     made = FakeTarget(
         name="cuda (made up, 132 workers)",
         context=40_000,
-        slots=2,
+        caches=2,
         bytes_per_token=2_400_000_000,
         start_s=0.004,
         prompt_s=0.0002,
@@ -103,7 +103,7 @@ VERDICT = {"verdict": "passed", "divergence": 1e-6, "divergence_of_bf16": 1e-3, 
 
 def test_the_difference_leaves_prompt_start_and_end_out(target: FakeTarget) -> None:
     target.drift = 0.5
-    found = timing.decode(target, list(range(128)), 512)
+    found = timing.decode(target, timing.fixed_length(range(128), 512))
     assert found.us_per_token == pytest.approx(600)
     assert found.us_per_token_device == pytest.approx(300)  # the other clock, and it alone
     assert found.short.seconds == pytest.approx(0.004 + 128 * 0.0002 + 0.004)
@@ -115,7 +115,7 @@ def test_jitter_and_chunks_do_not_change_the_difference(target: FakeTarget, at_o
     dice = np.random.default_rng(1)
     target.jitter_s = [0.0, *dice.exponential(0.001, 300)]  # as long as the answer: every delay is used once
     target.at_once = at_once
-    found = timing.decode(target, [1, 2, 3], 301)
+    found = timing.decode(target, timing.fixed_length([1, 2, 3], 301))
     expected = 600 + sum(target.jitter_s) / 300 * 1e6
     assert found.us_per_token == pytest.approx(expected)
     assert found.us_per_token_device == pytest.approx(expected, abs=0.01)
@@ -134,7 +134,7 @@ def test_percentiles_are_over_all_answers() -> None:
 def test_a_short_answer_is_no_measurement(target: FakeTarget) -> None:
     target.faults = Faults("end@3")
     with pytest.raises(TargetError, match="3 tokens were made, not 4"):
-        timing.ask(target, [1, 2], 4)
+        timing.ask(target, timing.fixed_length([1, 2], 4))
 
 
 # --- three numbers ---

@@ -31,8 +31,8 @@ def habits(monkeypatch: pytest.MonkeyPatch) -> Habits:
     return made
 
 
-def measured(url: str, folder: Path, **how: Any) -> dict[str, Any]:
-    asked = run.How(server=url, **({"tokens": 101, "rounds": 2} | how), out=folder)
+def measured(url: str, folder: Path, **options: Any) -> dict[str, Any]:
+    asked = run.Options(server=url, **({"tokens": 101, "rounds": 2} | options), out=folder)
     run.run(asked, None, heard)  # type: ignore[arg-type]  # nothing is loaded
     (path,) = folder.glob("*.json")
     return json.loads(path.read_text())  # type: ignore[no-any-return]

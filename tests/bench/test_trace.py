@@ -15,7 +15,7 @@ import pytest
 from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.bench.trace import perfetto
 from monolane.bench.trace import picture as trace_picture
-from monolane.bench.trace.run import How, measure
+from monolane.bench.trace.run import Options, measure
 from monolane.bench.trace.stamps import Trace, report
 from monolane.errors import UsageError
 from monolane.model.weights import check_weights
@@ -104,7 +104,7 @@ def test_the_picture_shows_every_stage_and_every_worker_of_a_layer() -> None:
 
 
 def test_a_cpu_worker_has_its_input_when_all_have_ended_the_stage_before() -> None:
-    trace = measure("tiny", TINY, MadeUpWeights(TINY), How(3, "cpu", 2, None, None), Silent())
+    trace = measure("tiny", TINY, MadeUpWeights(TINY), Options(3, "cpu", 2, None, None), Silent())
     assert trace.stamps.shape == (4, 2, 2 * 5 + 3, 3)
     began, ready, ended = (when.transpose(1, 0, 2).reshape(2, -1) for when in (trace.began, trace.ready, trace.ended))
     assert (began <= ready).all()
@@ -123,12 +123,12 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path) -> None:
         (1, tmp_path / "nowhere" / "trace.json", None),
     ):
         with pytest.raises(UsageError):
-            How(tokens, "cpu", 1, out, picture)
+            Options(tokens, "cpu", 1, out, picture)
     weights = MadeUpWeights(TINY)
     with pytest.raises(UsageError, match="time stamps"):
-        measure("tiny", TINY, weights, How(1, "interpreter", 1, None, None), Silent())
+        measure("tiny", TINY, weights, Options(1, "interpreter", 1, None, None), Silent())
     with pytest.raises(UsageError, match="context of 100"):
-        measure("tiny", replace(TINY, context=100), weights, How(1, "cpu", 1, None, None), Silent())
+        measure("tiny", replace(TINY, context=100), weights, Options(1, "cpu", 1, None, None), Silent())
 
 
 def test_made_up_weights_fit_their_shapes() -> None:

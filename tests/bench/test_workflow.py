@@ -17,7 +17,7 @@ def heard(_: str) -> None: ...
 
 
 def test_every_turn_builds_on_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = FakeTarget(name="cpu (made up)", context=40_000, slots=2, prompt_s=0.001, token_s=0.001)
+    target = FakeTarget(name="cpu (made up)", context=40_000, caches=2, prompt_s=0.001, token_s=0.001)
     monkeypatch.setattr(timing, "perf_counter", target.clock.now_s)
     subject = Subject("m", find_model(None, "smollm2-135m", Silent())[1], target, real=False)
     result = workflow.measure(subject, TOTAL, 4096, heard)

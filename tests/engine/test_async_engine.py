@@ -36,7 +36,7 @@ def shared() -> Iterator[Shared]:
     with asyncio.Runner() as runner:
 
         async def start() -> AsyncEngine:
-            llm = synthetic_engine(tokens_per_second=1000, slots=2, context=1024, queue_limit=4)
+            llm = synthetic_engine(tokens_per_second=1000, caches=2, context=1024, queue_limit=4)
             await llm.start()
             return llm
 
@@ -61,7 +61,7 @@ def test_an_answer_from_another_process(shared: Shared) -> None:
         assert (result.finish_reason, result.prompt_tokens, len(result.token_ids)) == ("length", 2, 12)
         assert result.timings.tokens_per_second == pytest.approx(1000)  # the target's own clock
         assert llm.target is not None
-        assert (llm.target.name, llm.target.context, llm.target.slots) == ("synthetic", 1024, 2)
+        assert (llm.target.name, llm.target.context, llm.target.caches) == ("synthetic", 1024, 2)
 
     shared.run(test)
 

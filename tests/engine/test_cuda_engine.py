@@ -78,13 +78,13 @@ def test_tokens_come_stop_and_come_again_after_kill_9() -> None:
             # kill -9 in the middle of an answer, with somebody in the queue
             killed, waiting = ask(llm, "Go on", ignore_eos=True), ask(llm, "Wait", max_tokens=5, ignore_eos=True)
             await tokens_read(killed, 20)
-            pid = llm.state.worker_pid
+            pid = llm.state.core_pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(EngineFailedError, match="SIGKILL"):
                 await killed.whole()
             assert len((await waiting.whole()).token_ids) == 5
-            assert llm.state.worker_pid != pid
+            assert llm.state.core_pid != pid
             assert (llm.state.status, llm.state.restarts) == ("ready", 1)
             assert await answer(llm) == first  # nothing of it is in the new process's cache
 
@@ -97,7 +97,7 @@ def test_a_process_that_is_halted_is_given_up_and_replaced() -> None:
             first = await answer(llm)
             halted = ask(llm, "Go on", ignore_eos=True)
             await tokens_read(halted, 20)
-            pid = llm.state.worker_pid
+            pid = llm.state.core_pid
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
             with pytest.raises(EngineFailedError, match="no sign of life"):
@@ -116,7 +116,7 @@ def test_several_conversations_stay_resident() -> None:
             for _ in range(2):
                 for text in texts:
                     result = await ask(llm, text, max_tokens=20, ignore_eos=True).whole()
-            expected = len(texts[1]) - 1 if llm.target.slots > 1 else 0
+            expected = len(texts[1]) - 1 if llm.target.caches > 1 else 0
             assert result.timings.cached_tokens == expected
 
     run(test, seconds=LOAD_S)

@@ -43,7 +43,7 @@ def test_not_ready_while_it_loads_then_ready_then_closed() -> None:
         assert (llm.state.status, llm.state.total_bytes) == ("loading", 20)
         await starting
         assert (llm.state.status, llm.state.label) == ("ready", None)
-        pid = llm.state.worker_pid
+        pid = llm.state.core_pid
         assert pid is not None
         assert alive(pid)
         await llm.close()
@@ -63,7 +63,7 @@ def test_closing_while_it_loads() -> None:
         llm = synthetic_engine(load_s=20)
         starting = asyncio.create_task(llm.start())
         await until(lambda: llm.state.label is not None)
-        pid = llm.state.worker_pid
+        pid = llm.state.core_pid
         assert pid is not None
         await llm.close()
         with pytest.raises(NotReadyError, match="closed"):
@@ -106,7 +106,7 @@ def test_killed_in_the_middle_of_an_answer() -> None:
         async with engine(tokens_per_second=1000) as llm:
             answer, waiting = ask(llm), ask(llm, max_tokens=10)
             await tokens_read(answer, 5)
-            pid = llm.state.worker_pid
+            pid = llm.state.core_pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(EngineFailedError, match="SIGKILL"):
@@ -117,7 +117,7 @@ def test_killed_in_the_middle_of_an_answer() -> None:
                 ask(llm)
             assert (await waiting.whole()).text == PANGRAM[:10]  # it has waited for the new process
             assert (llm.state.status, llm.state.restarts, llm.state.problem) == ("ready", 1, None)
-            assert llm.state.worker_pid != pid
+            assert llm.state.core_pid != pid
             assert (await answer_of(llm, "Hi!", max_tokens=3)).timings.cached_tokens < 3
 
     run(test)
@@ -152,8 +152,8 @@ def test_a_failure_is_an_error_for_that_request_and_then_it_serves_again(
 def test_killed_while_idle() -> None:
     async def test() -> None:
         async with engine() as llm:
-            assert llm.state.worker_pid is not None
-            os.kill(llm.state.worker_pid, signal.SIGKILL)
+            assert llm.state.core_pid is not None
+            os.kill(llm.state.core_pid, signal.SIGKILL)
             await until(lambda: llm.state.status == "restarting")
             await until(lambda: llm.state.status == "ready")
             assert (await answer_of(llm, max_tokens=10)).text == PANGRAM[:10]
@@ -169,8 +169,8 @@ def test_those_who_wait_are_told_when_it_does_not_come_back(tmp_path: Path) -> N
         async with engine(faults="load", only_once=str(switch), tokens_per_second=100) as llm:
             answer, waiting = ask(llm), ask(llm)
             switch.unlink()
-            assert llm.state.worker_pid is not None
-            os.kill(llm.state.worker_pid, signal.SIGKILL)
+            assert llm.state.core_pid is not None
+            os.kill(llm.state.core_pid, signal.SIGKILL)
             with pytest.raises(EngineFailedError):
                 await answer.whole()
             with pytest.raises(NotReadyError, match="told not to load"):
@@ -187,7 +187,7 @@ def test_what_cannot_be_loaded_at_all_is_raised(fault: str, error: type[Exceptio
         with pytest.raises(error, match=r"told not to load|SIGABRT"):
             await llm.start()
         assert llm.state.status == "failed"
-        assert llm.state.worker_pid is None
+        assert llm.state.core_pid is None
         with pytest.raises(NotReadyError):
             ask(llm)
         await llm.close()
@@ -204,7 +204,7 @@ def test_no_engine_outlives_a_supervisor_that_was_killed() -> None:
         "    await llm.start()\n"
         "    answer = await llm.complete('Hi')\n"
         "    await anext(answer)\n"
-        "    print(llm.state.worker_pid, flush=True)\n"
+        "    print(llm.state.core_pid, flush=True)\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )

@@ -16,8 +16,8 @@ REQUEST = Request([1, 2, 3], 0, 100, frozenset({2}), Sampling(seed=2**64 - 1, lo
 
 def test_a_request_crosses_the_border_unchanged() -> None:
     for request in (REQUEST, replace(REQUEST, logprobs=None, sampling=Sampling(temperature=0.7, top_p=0.9))):
-        (body,) = messages.Frames().push(messages.encode(messages.Run(7, request, "start: /a+/")))
-        assert messages.TO_ENGINE.decode(body) == messages.Run(7, request, "start: /a+/")
+        (body,) = messages.Frames().push(messages.encode(messages.Submit(7, request, "start: /a+/")))
+        assert messages.TO_ENGINE.decode(body) == messages.Submit(7, request, "start: /a+/")
 
 
 def test_a_message_of_the_other_side_is_refused() -> None:

@@ -85,9 +85,9 @@ def test_what_the_target_is_told() -> None:
 
 @pytest.mark.parametrize("values", [{"temperature": 5e-324}, {"temperature": 100}, {"repetition_penalty": 0.01}])
 def test_the_extremes_stay_within_the_numbers_of_a_kernel(values: dict[str, float]) -> None:
-    fixed = SamplingParams(**values).sampling(0, 100).fixed()  # type: ignore[arg-type]
-    assert not fixed.greedy or "temperature" not in values
-    assert max(fixed.rate, fixed.repeat_up, fixed.repeat_down) < 2**31
+    sampling = SamplingParams(**values).sampling(0, 100)  # type: ignore[arg-type]
+    assert not sampling.greedy or "temperature" not in values
+    assert max(sampling.rate, sampling.repeat_up, sampling.repeat_down) < 2**31
 
 
 @pytest.mark.parametrize("params", [SamplingParams(logit_bias={100: 1.0}), SamplingParams(stop_token_ids=[100])])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from monolane.engine.constrained import Constraint
+from monolane.engine.constraint import Constraint
 from monolane.engine.session import Session
 from monolane.program.sample import Sampling
 from monolane.target import open_target
@@ -31,15 +31,15 @@ WITH_PENALTIES = Sampling(
 
 def answered(session: Session, tokens: list[int], sampling: Sampling, constraint: Constraint | None = None):  # type: ignore[no-untyped-def]
     request = Request(tokens, 0, 24, frozenset(), sampling, logprobs=3)
-    with session.turn(request, constraint) as turn:
-        made: list[Token] = [token for batch in turn for token in batch]
-    return [(token.id, token.logprob, token.top) for token in made], turn.cached, turn.finish
+    with session.generate(request, constraint) as generation:
+        made: list[Token] = [token for batch in generation for token in batch]
+    return [(token.id, token.logprob, token.top) for token in made], generation.cached, generation.finish
 
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
     opened = open_target(MODEL.config, MODEL.weights, device="cpu", workers=2, context=300)
-    assert opened.slots > 3
+    assert opened.caches > 3
     yield opened
     opened.close()
 
@@ -64,10 +64,10 @@ def test_several_conversations_with_and_without_reuse(target: Target, sampling: 
 
 
 def target_without_memory(target: Target) -> Target:
-    """The same target through its last slot alone, so that the caches of the talks stay as they are."""
+    """The same target through its last cache alone, so that the caches of the talks stay as they are."""
 
-    class LastSlot:
-        slots = 1
+    class LastCache:
+        caches = 1
 
         def __getattr__(self, name: str) -> object:
             return getattr(target, name)
@@ -75,12 +75,12 @@ def target_without_memory(target: Target) -> Target:
         def run(self, request: Request):  # type: ignore[no-untyped-def]
             from dataclasses import replace
 
-            return target.run(replace(request, slot=target.slots - 1))
+            return target.run(replace(request, cache=target.caches - 1))
 
-    return LastSlot()  # type: ignore[return-value]
+    return LastCache()  # type: ignore[return-value]
 
 
-class Form:
+class Allowing:
     """Allows what it is told to, for so many tokens."""
 
     def __init__(self, allowed: NDArray[np.bool_], length: int = 1000) -> None:
@@ -97,40 +97,40 @@ class Form:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN, WITH_PENALTIES])
-def test_a_form_that_allows_everything_changes_nothing(target: Target, sampling: Sampling) -> None:
+def test_a_constraint_that_allows_everything_changes_nothing(target: Target, sampling: Sampling) -> None:
     """Token by token, through the cache and with penalties turned into biases: bit for bit the same."""
     free, *_ = answered(Session(target), MODEL.tokens[:33], sampling)
-    formed, _, finish = answered(Session(target), MODEL.tokens[:33], sampling, Form(np.ones(VOCAB, bool)))
-    assert formed == free
+    constrained, _, finish = answered(Session(target), MODEL.tokens[:33], sampling, Allowing(np.ones(VOCAB, bool)))
+    assert constrained == free
     assert finish is Finish.LENGTH
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN, WITH_PENALTIES])
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
-def test_only_what_the_form_allows_comes(target: Target, sampling: Sampling, share: float) -> None:
+def test_only_what_the_constraint_allows_comes(target: Target, sampling: Sampling, share: float) -> None:
     allowed = np.random.default_rng(5).random(VOCAB) < share
-    form = Form(allowed, length=10)
-    tokens, _, finish = answered(Session(target), MODEL.tokens[:33], sampling, form)
-    assert [token for token, *_ in tokens] == form.accepted
-    assert len(form.accepted) == 10
-    assert finish is Finish.STOP  # the form is complete
+    constraint = Allowing(allowed, length=10)
+    tokens, _, finish = answered(Session(target), MODEL.tokens[:33], sampling, constraint)
+    assert [token for token, *_ in tokens] == constraint.accepted
+    assert len(constraint.accepted) == 10
+    assert finish is Finish.STOP  # nothing more is allowed
 
 
-def test_a_form_that_is_complete_at_once(target: Target) -> None:
+def test_a_constraint_that_is_complete_at_once(target: Target) -> None:
     session = Session(target)
-    tokens, _, finish = answered(session, MODEL.tokens[:5], Sampling(), Form(np.zeros(VOCAB, bool)))
+    tokens, _, finish = answered(session, MODEL.tokens[:5], Sampling(), Allowing(np.zeros(VOCAB, bool)))
     assert (tokens, finish) == ([], Finish.STOP)
     assert len(answered(session, MODEL.tokens[:6], Sampling())[0]) == 24
 
 
-def test_a_formed_answer_is_aborted_between_its_tokens(target: Target) -> None:
+def test_a_constrained_answer_is_aborted_between_its_tokens(target: Target) -> None:
     session = Session(target)
     request = Request(MODEL.tokens[:9], 0, 200, frozenset(), Sampling())
-    with session.turn(request, Form(np.ones(VOCAB, bool))) as turn:
-        batches = iter(turn)
+    with session.generate(request, Allowing(np.ones(VOCAB, bool))) as generation:
+        batches = iter(generation)
         next(batches)
-        turn.abort()
+        generation.abort()
         assert len(list(batches)) <= 1
-    assert turn.finish is Finish.ABORT
+    assert generation.finish is Finish.ABORT
     complete, *_ = answered(session, MODEL.tokens[:9], Sampling())
-    assert [token for token, *_ in complete][: len(turn.handed)] == turn.handed
+    assert [token for token, *_ in complete][: len(generation.made)] == generation.made

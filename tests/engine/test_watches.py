@@ -16,14 +16,14 @@ import monolane
 from engines import ask, run, until
 from fake_model import fake_model
 from fake_target import FakeTarget
-from monolane.engine import async_engine, engine_process, worker
+from monolane.engine import async_engine, core, engine_process
 from monolane.engine.async_engine import AsyncEngine
 from monolane.errors import EngineFailedError
 from monolane.target.cpu.runtime import DEADLINE_S, NAMED_S
 
 
 def test_every_watch_bites_within_a_second() -> None:
-    look = worker.BEAT_S
+    look = core.BEAT_S
     assert async_engine.STALL_S + engine_process.TICK_S < 1.0  # the process
     assert FakeTarget.stall_s < 1.0 - look
     if sys.platform == "linux":
@@ -34,7 +34,7 @@ def test_the_watch_over_a_gpu_too() -> None:
     pytest.importorskip("cuda.bindings", reason="needs the CUDA packages, and no GPU")
     from monolane.target.cuda.runtime import DEADLINE_S, STALL_S
 
-    assert DEADLINE_S < STALL_S < 1.0 - worker.BEAT_S
+    assert DEADLINE_S < STALL_S < 1.0 - core.BEAT_S
 
 
 def test_a_cpu_worker_that_stalls_is_named_and_the_next_process_answers(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from monolane.program.sample import (
     WEIGHT_BITS,
     Sampler,
     Sampling,
+    fixed_logits,
     mixed_bits,
     noise,
     race_times,
     random_bits,
-    to_scores,
     weights,
 )
 
@@ -77,7 +77,7 @@ def test_top_k_top_p_and_min_p_keep_what_they_promise() -> None:
     assert set(draws({"temperature": 1.0, "min_p": 0.3})) == {1, 4, 2}
 
 
-def test_tokens_of_equal_score_stay_together() -> None:
+def test_tokens_of_equal_logits_stay_together() -> None:
     equals = np.array([1.0, 2.0, 1.0, 0.0, 1.0], np.float32)
 
     def kept(logits: np.ndarray = equals, **fields: object) -> set[int]:
@@ -178,11 +178,11 @@ def test_noise_is_distributed_exponentially() -> None:
 @settings(deadline=None)
 @given(st.floats(0, 1000), st.floats(0.05, 5))
 def test_times_are_distances_plus_noise(distance: float, temperature: float) -> None:
-    rate = Sampling(temperature=temperature).fixed().rate
+    rate = Sampling(temperature=temperature).rate
     noises = noise(3, 9, 1)
     time = int(race_times(np.array([round(distance * 2**20)]), rate, noises)[0]) / 2**TIME_BITS
     expected = distance / temperature / math.log(2) + int(noises[0]) / 2**NOISE_BITS
-    # Of the rate and of the score, to half a unit each.
+    # Of the rate and of the logit, to half a unit each.
     rounding = 1e-5 + distance / 2 ** (RATE_BITS + 1) + 2**-21 / temperature / math.log(2)
     assert time == pytest.approx(min(expected, 256), abs=rounding)
 
@@ -190,7 +190,7 @@ def test_times_are_distances_plus_noise(distance: float, temperature: float) -> 
 @settings(deadline=None)
 @given(st.floats(0, 30), st.floats(0.05, 5))
 def test_integer_weights_are_exponentials(distance: float, temperature: float) -> None:
-    rate = Sampling(temperature=temperature).fixed().rate
+    rate = Sampling(temperature=temperature).rate
     weight = int(weights(np.array([round(distance * 2**20)]), rate)[0])
     expected = math.exp(-distance / temperature) * 2**WEIGHT_BITS
     rounding = math.log(2) * distance / 2 ** (RATE_BITS + 1)  # of the rate, to half a unit
@@ -199,7 +199,7 @@ def test_integer_weights_are_exponentials(distance: float, temperature: float) -
 
 def test_logits_that_are_not_numbers_are_an_error() -> None:
     with pytest.raises(TargetError, match="not numbers"):
-        to_scores(np.array([0.0, np.nan], np.float32))
+        fixed_logits(np.array([0.0, np.nan], np.float32))
 
 
 def test_infinite_logits_are_limited() -> None:

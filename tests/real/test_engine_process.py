@@ -45,8 +45,8 @@ def test_the_same_answers_as_in_process_also_in_form_and_after_a_crash(default_m
             assert (set(value), formed.finish_reason) == ({"city", "population"}, "stop")
 
             answer = await engine.chat(ASKED)
-            assert engine.state.worker_pid is not None
-            os.kill(engine.state.worker_pid, signal.SIGKILL)
+            assert engine.state.core_pid is not None
+            os.kill(engine.state.core_pid, signal.SIGKILL)
             with pytest.raises(EngineFailedError, match="SIGKILL"):
                 await answer.whole()
             while engine.state.status != "ready":

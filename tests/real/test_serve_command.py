@@ -147,7 +147,7 @@ def test_kill_9_of_the_engine_is_told_and_survived(served: Served, expected: str
     )
     next(iter(long))
     for child in children.read_text().split():
-        if b"monolane.engine.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"monolane.engine.core" in Path(f"/proc/{child}/cmdline").read_bytes():
             os.kill(int(child), signal.SIGKILL)
     with pytest.raises(openai.APIError, match="killed"):
         list(long)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from fake_model import fake_model
 from monolane.engine.params import SamplingParams
-from monolane.engine.prompt import make_request, make_transcript
+from monolane.engine.prompt import make_transcript
 from monolane.engine.result import Completion, Delta
-from monolane.engine.transcript import completion
 from monolane.serve.answering import Dialect
 from monolane.serve.chat_dialect import ChatDialect
 from monolane.serve.completions import CompletionDialect
@@ -24,7 +23,7 @@ from monolane.serve.protocol import StreamOptions
 from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
 from monolane.serve.token_json import TokenJson
-from monolane.serve.tools import reader_for
+from monolane.serve.tools import parser_for
 from monolane.target.base import Token
 
 MODEL = fake_model()
@@ -39,14 +38,14 @@ PIECES = st.sampled_from(
 
 
 def dialect(name: str, tools: bool) -> Dialect:
-    reader = reader_for("hermes", ["f"] if tools else [], parallel=True)
+    parser = parser_for("hermes", ["f"] if tools else [], parallel=True)
     match name:
         case "chat":
-            return ChatDialect("m", TOKENS, ANSWER, reader, StreamOptions(include_usage=True))
+            return ChatDialect("m", TOKENS, ANSWER, parser, StreamOptions(include_usage=True))
         case "responses":
-            return ResponsesDialect("m", ResponsesRequest(input="Hi"), reader)
+            return ResponsesDialect("m", ResponsesRequest(input="Hi"), parser)
         case "messages":
-            return MessagesDialect("m", ANSWER, reader)
+            return MessagesDialect("m", ANSWER, parser)
         case _:
             return CompletionDialect("m", TOKENS, ANSWER, StreamOptions(include_usage=True))
 
@@ -54,12 +53,11 @@ def dialect(name: str, tools: bool) -> Dialect:
 def answer(text: str, cuts: list[int]) -> tuple[list[Delta], Completion]:
     """What an engine's tokens become, in batches cut at these places."""
     params = SamplingParams(stop=STOPS)
-    request = make_request(MODEL, 8192, MODEL.tokenizer.encode("Hi"), params)
-    transcript = make_transcript(MODEL, request, params)
+    transcript = make_transcript(MODEL, 8192, MODEL.tokenizer.encode("Hi"), params)
     tokens = [Token(token, time_ns) for time_ns, token in enumerate(MODEL.tokenizer.encode(text, special=False))]
     places = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
     deltas = [transcript.take(tokens[a:b]) for a, b in pairwise(places)] + [transcript.flush()]
-    result = completion(request, transcript, "stop", cached_tokens=1, queue_s=0.0, start_ns=0, bytes_per_token=1)
+    result = transcript.completion("stop", cached_tokens=1, queue_s=0.0, start_ns=0, bytes_per_token=1)
     return [delta for delta in deltas if delta is not None], result
 
 

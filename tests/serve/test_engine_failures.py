@@ -43,7 +43,7 @@ def test_kill_9_of_the_engine_mid_token_is_an_error_in_every_dialect() -> None:
             server.ready()
             with server.open(path, json.dumps(body | {"stream": True}).encode()) as response:
                 until(lambda: len(server.answers[-1]._transcript.tokens) > 3)
-                pid = server.engine.state.worker_pid
+                pid = server.engine.state.core_pid
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
                 told = response.read().decode()

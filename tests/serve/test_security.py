@@ -13,8 +13,7 @@ import pytest
 from running import Running, anthropic_client, openai_client, running, until
 
 from monolane.errors import UsageError
-from monolane.serve import form_worker, forms
-from monolane.serve.forms import Forms
+from monolane.serve import grammar_process, structured_output
 from monolane.serve.guard import is_local_name
 
 KEY = "sk-correct-horse"
@@ -163,13 +162,13 @@ def test_what_takes_too_long_is_killed_and_the_next_is_tried(monkeypatch: pytest
     import signal
 
     async def test() -> None:
-        made = Forms()
+        made = structured_output.GrammarCompiler()
         try:
             assert "integer" in await made.schema({"type": "integer"}, "it")
             process = made._process
             assert process is not None
             os.kill(process.pid, signal.SIGSTOP)
-            monkeypatch.setattr(forms, "TRIAL_S", 0.2)
+            monkeypatch.setattr(structured_output, "COMPILE_S", 0.2)
             with pytest.raises(UsageError, match="too much time"):
                 await made.schema({"type": "boolean"}, "it")
             assert process.poll() is not None
@@ -179,13 +178,13 @@ def test_what_takes_too_long_is_killed_and_the_next_is_tried(monkeypatch: pytest
             made.close()
 
     asyncio.run(test())
-    assert form_worker.SECONDS > forms.TRIAL_S
+    assert grammar_process.SECONDS > structured_output.COMPILE_S
 
 
 def test_the_process_that_tries_schemas_ends_with_the_server() -> None:
     with running() as server:
         ask(server, {"type": "integer"})
-        process = server.service.forms._process
+        process = server.service.grammars._process
         assert process is not None
     until(lambda: process.poll() is not None)
 

@@ -72,9 +72,9 @@ def test_a_model_that_does_not_load_ends_the_server_with_its_error() -> None:
 PROGRAM = """
 import sys
 from monolane import cli
-from monolane.cli import opening
+from monolane.engine.async_engine import AsyncEngine
 from synthetic_engine import synthetic_engine
-opening.open_engine = lambda model, device, workers, context, queue_limit, progress: synthetic_engine(
+AsyncEngine.for_model = lambda model, device, workers, context, queue_limit, progress: synthetic_engine(
     queue_limit, context=context or 256, answer="Hello.<eos>", tokens_per_second=workers or 5000)
 cli.main()
 """

@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from running import Running, openai_client, running
 from tool_engines import CALLS, WEATHER, tool_engine
 
-from monolane.serve.tools import Call, Part, Reader, reader_for
+from monolane.serve.tools import Call, Part, ToolParser, parser_for
 
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
 ASK: Any = {"model": "fake", "messages": [{"role": "user", "content": "Weather in Paris?"}]}
@@ -114,9 +114,9 @@ def test_what_cannot_be_done_is_named(styled: Running, fields: dict[str, Any], n
 # --- finding calls ---
 
 
-def read(reader: Reader, pieces: list[str]) -> list[tuple[str, str] | str]:
+def read(parser: ToolParser, pieces: list[str]) -> list[tuple[str, str] | str]:
     """The parts of an answer: calls as (name, arguments), adjacent texts joined."""
-    parts: list[Part] = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
+    parts: list[Part] = [part for piece in pieces for part in parser.push(piece)] + parser.flush()
     result: list[tuple[str, str] | str] = []
     for part in parts:
         assert part != ""
@@ -143,13 +143,13 @@ def test_calls_do_not_depend_on_where_the_answer_is_cut(
     text = "".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     cut = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read(reader_for(style, ["f"], parallel), cut) == read(reader_for(style, ["f"], parallel), [text])
+    assert read(parser_for(style, ["f"], parallel), cut) == read(parser_for(style, ["f"], parallel), [text])
 
 
 @settings(deadline=None)
 @given(st.lists(PIECES, max_size=8), st.data())
 def test_without_tools_every_letter_comes_through(pieces: list[str], data: st.DataObject) -> None:
-    assert "".join(map(str, read(reader_for("hermes", [], True), pieces))) == "".join(pieces)
+    assert "".join(map(str, read(parser_for("hermes", [], True), pieces))) == "".join(pieces)
 
 
 @pytest.mark.parametrize(
@@ -171,4 +171,4 @@ def test_without_tools_every_letter_comes_through(pieces: list[str], data: st.Da
     ],
 )  # fmt: skip
 def test_calls_are_found(style: Any, text: str, found: list[Any]) -> None:
-    assert read(reader_for(style, ["f"], True), list(text)) == found
+    assert read(parser_for(style, ["f"], True), list(text)) == found

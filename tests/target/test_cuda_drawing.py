@@ -142,4 +142,4 @@ def test_a_tail_that_top_k_keeps_counts_for_top_p() -> None:
 
 def test_no_weight_is_left_beyond_the_kernels_distances() -> None:
     """The kernel keeps 32 bits of a distance: at the highest temperature that users may ask for, that is far enough."""
-    assert weights(np.array([2**32 - 1]), Sampling(temperature=100.0).fixed().rate)[0] == 0
+    assert weights(np.array([2**32 - 1]), Sampling(temperature=100.0).rate)[0] == 0

@@ -86,8 +86,8 @@ def _contexts(asked: argparse.Namespace) -> None:
     shapes_asked = asked.shape.split(",") if asked.shape else [None]
     for shape in filter(None, shapes_asked):
         shapes.named(shape)  # before minutes are spent on the others
-    hows = [
-        run.How(
+    sweeps = [
+        run.Options(
             model=asked.model,
             shape=shape,
             device=asked.device,
@@ -98,11 +98,11 @@ def _contexts(asked: argparse.Namespace) -> None:
         )
         for shape in shapes_asked
     ]
-    print(show.text([run.sweep(how, Silent(), _say) for how in hows]))
+    print(show.text([run.sweep(options, Silent(), _say) for options in sweeps]))
 
 
 def _run(asked: argparse.Namespace) -> None:
-    how = run.How(
+    options = run.Options(
         model=asked.model,
         shape=asked.shape,
         server=asked.server,
@@ -117,7 +117,7 @@ def _run(asked: argparse.Namespace) -> None:
         out=asked.out,
         picture=asked.picture,
     )
-    results = run.run(how, Silent(), _say)
+    results = run.run(options, Silent(), _say)
     print(json.dumps(results, indent=2) if asked.json else show.text(results))
 
 
@@ -127,8 +127,8 @@ def _load(asked: argparse.Namespace) -> None:
 
 def _trace(asked: argparse.Namespace) -> None:
     config = shapes.named(asked.shape)
-    how = trace_run.How(asked.tokens, "cuda", None, asked.out, asked.picture)
-    print(trace_run.run(asked.shape, config, shapes.MadeUpWeights(config), how, Silent()))
+    options = trace_run.Options(asked.tokens, "cuda", None, asked.out, asked.picture)
+    print(trace_run.run(asked.shape, config, shapes.MadeUpWeights(config), options, Silent()))
 
 
 def _draw(asked: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The command line. Results go to stdout, everything else to stderr; what is heavy is imported where it is used."""
+"""The command line. Results go to stdout, all else to stderr. Commands import heavy modules only when they run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The program. Errors made for users end it with their message and exit code, and without a traceback."""
+    """Run the command line. A MonolaneError ends it with its message and exit code, without a traceback."""
     try:
         app()
     except MonolaneError as error:

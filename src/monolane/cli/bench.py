@@ -1,4 +1,4 @@
-"""``monolane bench``: its options, told to the benchmarks."""
+"""``monolane bench``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from monolane.cli import options
 
-WHAT, HOW, SERVER = "What is measured", "How", "A server"
+WHAT, METHOD, SERVER = "What is measured", "How it is measured", "A server"
 
 
 def bench(
@@ -44,16 +44,16 @@ def bench(
         typer.Option(
             metavar="0,1k,8k,32k",
             help="Also decode with so many tokens in the cache. With --workflow: how long a conversation may get.",
-            rich_help_panel=HOW,
+            rich_help_panel=METHOD,
         ),
     ] = "",
-    tokens: Annotated[int | None, typer.Option(help="Tokens per answer.", rich_help_panel=HOW)] = None,
-    rounds: Annotated[int, typer.Option(help="Times that everything is measured.", rich_help_panel=HOW)] = 5,
+    tokens: Annotated[int | None, typer.Option(help="Tokens per answer.", rich_help_panel=METHOD)] = None,
+    rounds: Annotated[int, typer.Option(help="Times that everything is measured.", rich_help_panel=METHOD)] = 5,
     peers: Annotated[
         str,
         typer.Option(
             help="In the same rounds: all, none, or some of torch.compile, transformers, llama.cpp, vllm, sglang.",
-            rich_help_panel=HOW,
+            rich_help_panel=METHOD,
         ),
     ] = "all",
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where results go, one JSON file each.")] = Path(
@@ -73,7 +73,7 @@ def bench(
     from monolane.cli.progress_bar import progress_bar
     from monolane.model.catalogue import DEFAULT_MODEL
 
-    how = run.How(
+    chosen = run.Options(
         model=model or (DEFAULT_MODEL if shape is None and server is None else None),
         shape=shape,
         server=server,
@@ -88,5 +88,5 @@ def bench(
         out=out,
         picture=picture,
     )
-    results = run.run(how, progress_bar(), lambda text: typer.echo(text, err=True))
+    results = run.run(chosen, progress_bar(), lambda text: typer.echo(text, err=True))
     typer.echo(json.dumps(results, indent=2) if as_json else show.text(results))

@@ -20,5 +20,5 @@ def ceiling(
     """
     from monolane.bench.ceiling import run as ceiling_run
 
-    result = ceiling_run.run(ceiling_run.How(device, out, picture), lambda text: typer.echo(text, err=True))
+    result = ceiling_run.run(ceiling_run.Options(device, out, picture), lambda text: typer.echo(text, err=True))
     typer.echo(ceiling_run.shown(result, as_json))

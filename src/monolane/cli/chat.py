@@ -11,8 +11,10 @@ from monolane.model.catalogue import DEFAULT_MODEL
 
 
 def chat(
+    command: typer.Context,
     model: options.ModelSpec = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
+    # The sampling options: options.sampling_params() reads them from ``command``.
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
@@ -27,17 +29,7 @@ def chat(
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer, /reset forgets, /exit or Ctrl-D leaves. Reads a pipe line by line."""
     from monolane.cli.chat_loop import ChatLoop
-    from monolane.engine.params import SamplingParams
 
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=stop or (),
-        repetition_penalty=repetition_penalty,
-    )
+    params = options.sampling_params(command)
     with opening.open_llm(model, device, workers, context) as llm:
         ChatLoop(llm, params, system).run()

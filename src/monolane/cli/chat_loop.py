@@ -1,4 +1,4 @@
-"""A conversation in the terminal, or with a program on the other end of a pipe."""
+"""A conversation on the terminal, or through a pipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELP = "Ctrl-C stops an answer. /reset forgets the conversation. /exit or Ctrl-D
 
 
 def summary(timings: Timings) -> str:
-    """One line: 37 tokens, 84.1 tok/s, first token after 52 ms."""
+    """One line, such as: 37 tokens, 84.1 tok/s, first token after 52 ms."""
     parts = [f"{timings.generated_tokens} tokens"]
     if timings.tokens_per_second is not None:
         parts.append(f"{timings.tokens_per_second:.1f} tok/s")
@@ -30,7 +30,7 @@ def summary(timings: Timings) -> str:
 
 
 def write_answer(stream: Stream) -> Completion:
-    """Show an answer on stdout as it comes, ended by a newline."""
+    """Print an answer to stdout as it is generated, ended by a newline."""
     for delta in stream:
         print(delta.text, end="", flush=True)
     print(flush=True)
@@ -38,7 +38,7 @@ def write_answer(stream: Stream) -> Completion:
 
 
 def read_piped(read: Callable[[], str]) -> str:
-    """Text from another program, which may not be text at all."""
+    """Text from a pipe; UsageError where it is not valid UTF-8."""
     try:
         return read()
     except UnicodeDecodeError as error:
@@ -61,7 +61,7 @@ def interrupt_stops(stream: Stream) -> Iterator[None]:
 
 
 class ChatLoop:
-    """Reads a line, answers it, and remembers both."""
+    """Reads lines and answers them; line and answer become part of the conversation."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
         self._llm = llm
@@ -73,7 +73,7 @@ class ChatLoop:
 
     def run(self) -> None:
         if self._interactive:
-            with suppress(ImportError):  # where it exists, it lets people edit their lines
+            with suppress(ImportError):  # where it exists, users can edit their lines
                 import readline  # noqa: F401
             self._note(HELP)
         while (line := self._read()) is not None:
@@ -92,7 +92,7 @@ class ChatLoop:
         asked = [*self._messages, {"role": "user", "content": text}]
         try:
             stream = self._llm.chat(asked, self._params, stream=True)
-        except UsageError as error:  # a conversation that has outgrown the context can be begun anew
+        except UsageError as error:  # the conversation no longer fits the context: /reset helps
             if not self._interactive:
                 raise
             self._note(f"{error}\n/reset begins a new conversation.")

@@ -14,6 +14,7 @@ from monolane.model.catalogue import DEFAULT_MODEL
 
 
 def generate(
+    command: typer.Context,
     model: options.ModelSpec = DEFAULT_MODEL,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Text to continue. Without it, stdin is read.")
@@ -21,6 +22,7 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object: text, token_ids, finish_reason, timings, …")
     ] = False,
+    # The sampling options: options.sampling_params() reads them from ``command``.
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
@@ -40,25 +42,10 @@ def generate(
 ) -> None:
     """Continue a text, just as it is given: no chat template."""
     from monolane.cli.chat_loop import summary, write_answer
-    from monolane.engine.params import SamplingParams
 
     if logprobs is not None and not as_json:
         raise UsageError("--logprobs has nowhere to go.", "Add --json.")
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=stop or (),
-        ignore_eos=ignore_eos,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=options.biases(logit_bias),
-        logprobs=logprobs,
-    )
+    params = options.sampling_params(command)
     text = _stdin() if prompt is None else prompt
     with opening.open_llm(model, device, workers, context) as llm:
         if as_json:

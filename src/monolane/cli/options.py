@@ -1,4 +1,4 @@
-"""The options that several commands share, each with its one explanation."""
+"""The options that several commands share, and those of the server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from monolane.errors import UsageError
+
+if TYPE_CHECKING:
+    from monolane.engine.params import SamplingParams
 
 MACHINE, SAMPLING, SERVER = "Machine", "Sampling", "Server"
 
@@ -99,13 +102,13 @@ Logprobs = Annotated[
     ),
 ]
 
-# --- the server's; each can also be set in a file or by an environment variable ---
+# --- options of the server; each can also be set in a file or by an environment variable ---
 
 MAX_KEY_CHARS = 1024
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Take what a TOML file says as defaults: the command line and the environment win."""
+    """Read a TOML file of options. The command line and the environment override it."""
     if path is None:
         return None
     try:
@@ -227,7 +230,7 @@ Ceiling = Annotated[
 
 
 def api_key(key: str | None, file: Path | None) -> str | None:
-    """The key that clients must show, from wherever it was given."""
+    """The API key that clients must send, from the option or from the file."""
     if key is not None and file is not None:
         raise UsageError("An API key and a file with one were given.", "Choose --api-key or --api-key-file.")
     if file is not None:
@@ -245,7 +248,7 @@ def api_key(key: str | None, file: Path | None) -> str | None:
 
 
 def ceiling(given_gb_per_s: float | None, device: str, workers: int | None) -> Callable[[], float | None]:
-    """What knows the bytes/s that this machine reads: as given, or as measured before."""
+    """A function that gives the read bandwidth of this machine in bytes/s: as given, or as measured before."""
     if given_gb_per_s is not None:
         return lambda: given_gb_per_s * 1e9
     from monolane.cli.stored_ceiling import StoredCeiling
@@ -261,8 +264,16 @@ def log_level(name: str) -> str:
     return name.lower()
 
 
-def biases(entries: list[str] | None) -> dict[int, float]:
-    """ID=NUMBER, as typed."""
+def sampling_params(command: typer.Context) -> SamplingParams:
+    """The sampling options of a command, which have the names of the fields of SamplingParams."""
+    from monolane.engine.params import SamplingParams
+
+    given = {name: value for name, value in command.params.items() if name in SamplingParams.__dataclass_fields__}
+    return SamplingParams(**given | {"stop": given["stop"] or (), "logit_bias": _biases(given.get("logit_bias"))})
+
+
+def _biases(entries: list[str] | None) -> dict[int, float]:
+    """The entries of --logit-bias, each ID=NUMBER."""
     result = {}
     for entry in entries or []:
         token, _, number = entry.partition("=")

@@ -1,4 +1,4 @@
-"""The command ``monolane plan``: what a model would do on a machine that is not here."""
+"""``monolane plan``: what a model would do on another machine."""
 
 from __future__ import annotations
 

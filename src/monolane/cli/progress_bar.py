@@ -1,4 +1,4 @@
-"""Progress of downloads and loads on the terminal; a few plain lines where there is none."""
+"""Progress of downloads and loading on stderr: a bar on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from monolane import progress as model_progress
 from monolane.cache import human_size
 
-LINES_PER_BAR = 4  # how often a plain progress speaks up, besides its start
+LINES_PER_BAR = 4  # of a plain progress, besides the one at its start
 
 
 def progress_bar() -> model_progress.Progress:
-    """The one that suits where stderr goes."""
+    """A bar where stderr is a terminal, plain lines where it is not."""
     return TerminalProgress() if sys.stderr.isatty() else PlainProgress()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from monolane.cli import opening, options
+from monolane.cli import options
 from monolane.model.catalogue import DEFAULT_MODEL
 
 
@@ -29,13 +29,16 @@ def serve(
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic, with a playground at /. Ctrl-C ends it."""
     from monolane.cli.progress_bar import progress_bar
+    from monolane.engine.async_engine import AsyncEngine
     from monolane.serve import request_log, run
     from monolane.serve.service import Service
 
     key = options.api_key(api_key, api_key_file)
     request_log.set_up(options.log_level(log_level))
     name = served_model_name or (Path(model).name if Path(model).exists() else model)
-    engine = opening.open_engine(model, device, workers, context, queue_limit, progress_bar())
+    engine = AsyncEngine.for_model(
+        model, device=device, workers=workers, context=context, queue_limit=queue_limit, progress=progress_bar()
+    )
     service = Service(engine, name, options.ceiling(ceiling, device, workers))
     settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)
     run.serve(service, settings, lambda text: typer.echo(text, err=True))

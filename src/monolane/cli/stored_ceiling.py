@@ -1,18 +1,19 @@
-"""The read ceiling that was measured on this machine, for a server, whose process never touches a GPU's driver."""
+"""The read bandwidth that ``monolane ceiling`` has measured on this machine, for the server."""
 
 from __future__ import annotations
 
 import subprocess
 from functools import cached_property
 
-from monolane.engine.worker import PYTHON
+from monolane.engine.core import PYTHON
 
-PATIENCE_S = 10.0  # the answer takes a second, and is asked for when a model has been loaded meanwhile
+TIMEOUT_S = 10.0  # the lookup takes about a second, and started when the model began to load
 _QUESTION = "import sys; from monolane.bench.ceiling.store import stored; print(stored(sys.argv[1]))"
 
 
 class StoredCeiling:
-    """Looks for it in a process of its own, since looking for a GPU is what starts its driver."""
+    """Looks the measurement up in a process of its own: it looks for a GPU, which loads the driver, and the server's
+    process never does."""
 
     def __init__(self, device: str) -> None:
         """``device``: cpu, cuda, or auto (the GPU where there is one)."""
@@ -22,17 +23,17 @@ class StoredCeiling:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            process_group=0,  # Ctrl-C is not meant for it
+            process_group=0,  # Ctrl-C in the terminal is for the server alone
         )
 
     def __call__(self) -> float | None:
-        """Bytes per second; None where nobody has measured it."""
+        """Bytes per second; None where it was not measured."""
         return self._found
 
     @cached_property
     def _found(self) -> float | None:
         try:
-            said, _ = self._process.communicate(timeout=PATIENCE_S)
+            said, _ = self._process.communicate(timeout=TIMEOUT_S)
             return float(said)
         except ValueError:  # "None", or nothing
             return None

@@ -36,15 +36,15 @@ def trace(
 
     if shape is not None and model is not None:
         raise UsageError("A model and --shape were given.", "Choose one of the two.")
-    how = trace_run.How(tokens, device, workers, out, picture)
+    chosen = trace_run.Options(tokens, device, workers, out, picture)
     progress = progress_bar()
     if shape is not None:
         config = shapes.named(shape)
-        typer.echo(trace_run.run(shape, config, shapes.MadeUpWeights(config), how, progress))
+        typer.echo(trace_run.run(shape, config, shapes.MadeUpWeights(config), chosen, progress))
     else:
         from monolane.model.fetch import resolve
         from monolane.model.load import load_model
 
         found = load_model(resolve(model or DEFAULT_MODEL, progress), progress)
-        typer.echo(trace_run.run(found.name, found.config, found.weights, how, progress))
+        typer.echo(trace_run.run(found.name, found.config, found.weights, chosen, progress))
     typer.echo(f"trace: {out}\npicture: {picture}", err=True)

@@ -1,4 +1,4 @@
-"""One request to an engine in another process, as whoever asked sees it: events from the queue to the last token."""
+"""One request to the engine process, as its client sees it: events from the queue to the last token."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Self
 
-from monolane.engine.result import FINISH_REASONS, Completion, Delta
-from monolane.engine.transcript import Transcript, completion
+from monolane.engine.result import Completion, Delta
+from monolane.engine.transcript import Transcript
 from monolane.errors import SlowReaderError, UsageError
-from monolane.target.base import Finish, Request, Token
+from monolane.target.base import Finish, Token
 
-MAX_UNREAD = 1 << 16  # tokens and their logprobs that wait to be read; then the reader is given up
+MAX_UNREAD = 1 << 16  # tokens and logprob entries that wait to be read; with more, the answer fails
 
 
 @dataclass(frozen=True)
 class Queued:
-    """It has to wait: the n-th in the queue, 1 for the next."""
+    """The request waits in the queue; position 1 is the next to run."""
 
     position: int
 
 
 @dataclass(frozen=True)
 class Started:
-    """Its turn has come, after ``queue_s`` seconds; so many tokens of its prompt need not be computed again."""
+    """The request runs, after ``queue_s`` seconds in the queue. ``cached_tokens`` of its prompt were in a KV cache."""
 
     cached_tokens: int
     queue_s: float
@@ -36,38 +36,37 @@ Event = Queued | Started | Delta
 
 
 class Answer:
-    """Iterate for the events; afterwards ``result`` is the whole answer. Leaving ``async with`` cancels it.
+    """Iterate for the events; afterwards ``result`` is the whole answer. Leaving ``async with`` cancels the request.
 
-    The reader's pace is its own: what it has not read is joined into one piece, and the engine never waits for it.
+    The engine never waits for the reader: pieces that were not read yet are joined into one.
     """
 
     def __init__(
         self,
-        request: Request,
         transcript: Transcript,
         grammar: str | None,
         bytes_per_token: int,
         on_cancel: Callable[[Answer], None],
     ) -> None:
-        self.request = request
+        self.request = transcript.request
         self.grammar = grammar
-        self.prompt_tokens = len(request.tokens)
-        self.position = 0
+        self.prompt_tokens = len(self.request.tokens)
+        self.position = 0  # in the queue; 0 where the request runs or is over
         self.cached_tokens = 0
         self._transcript = transcript
         self._bytes_per_token = bytes_per_token
         self._on_cancel = on_cancel
-        self._asked = time.monotonic()
+        self._submitted_s = time.monotonic()
         self._queue_s = 0.0
-        self._queued: Queued | None = None
+        self._queued: Queued | None = None  # this, _started and _unread: events that were not read yet
         self._started: Started | None = None
         self._unread: list[Delta] = []
         self._unread_size = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._result: Completion | None = None
         self._error: Exception | None = None
 
-    # --- for whoever asked ---
+    # --- for the client ---
 
     def __aiter__(self) -> Self:
         return self
@@ -78,8 +77,8 @@ class Answer:
                 raise self._error
             if self._result is not None:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         return event
 
     async def whole(self) -> Completion:
@@ -99,7 +98,7 @@ class Answer:
         return self._result
 
     def cancel(self) -> None:
-        """Give it up: out of the queue at once, or stopped within a token. Once it is over, nothing happens."""
+        """Leave the queue at once, or stop within one token. After the end it does nothing."""
         if not self.over:
             self._on_cancel(self)
 
@@ -109,7 +108,7 @@ class Answer:
     async def __aexit__(self, *_: object) -> None:
         self.cancel()
 
-    # --- for the engine ---
+    # --- for the scheduler ---
 
     @property
     def over(self) -> bool:
@@ -119,25 +118,26 @@ class Answer:
     def failed(self) -> bool:
         return self._error is not None
 
-    def moved(self, position: int) -> None:
+    def queued(self, position: int) -> None:
         self.position = position
         self._queued = Queued(position)
-        self._news.set()
+        self._changed.set()
 
-    def turn_comes(self) -> None:
+    def scheduled(self) -> None:
+        """The request was sent to the engine process."""
         self.position, self._queued = 0, None
-        self._queue_s = time.monotonic() - self._asked
+        self._queue_s = time.monotonic() - self._submitted_s
 
     def started(self, cached_tokens: int) -> None:
         self.cached_tokens = cached_tokens
         self._started = Started(cached_tokens, self._queue_s)
-        self._news.set()
+        self._changed.set()
 
     def take(self, tokens: Sequence[Token]) -> bool:
-        """More tokens; False when no more are wanted: a stop string has come, or nobody reads."""
+        """Add tokens; False where no more are wanted, after a stop string or because the client does not read."""
         if self.over:
             return False
-        self._show(self._transcript.take(tokens))
+        self._add(self._transcript.take(tokens))
         if self._unread_size > MAX_UNREAD:
             self._unread.clear()
             self.fail(SlowReaderError(f"{MAX_UNREAD} tokens of the answer were not read.", "Read faster."))
@@ -146,28 +146,26 @@ class Answer:
     def end(self, finish: Finish, start_ns: int = 0) -> None:
         if self.over:
             return
-        self._show(self._transcript.flush())
-        self._result = completion(
-            self.request,
-            self._transcript,
-            "stop" if self._transcript.stopped else FINISH_REASONS[finish],
+        self._add(self._transcript.flush())
+        self._result = self._transcript.completion(
+            self._transcript.finish_reason(finish),
             cached_tokens=self.cached_tokens,
             queue_s=self._queue_s,
             start_ns=start_ns,
             bytes_per_token=self._bytes_per_token,
         )
-        self._news.set()
+        self._changed.set()
 
     def fail(self, error: Exception) -> None:
         if not self.over:
             self._error = error
-            self._news.set()
+            self._changed.set()
 
-    def _show(self, delta: Delta | None) -> None:
+    def _add(self, delta: Delta | None) -> None:
         if delta:
             self._unread.append(delta)
             self._unread_size += len(delta.token_ids) + sum(1 + len(entry.top) for entry in delta.logprobs or ())
-            self._news.set()
+            self._changed.set()
 
     def _next_event(self) -> Event | None:
         if (queued := self._queued) is not None:

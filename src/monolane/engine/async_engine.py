@@ -1,4 +1,4 @@
-"""A model that answers many clients, one at a time, from a process of its own. For the event loop of a server."""
+"""The engine behind a server: an engine process, a scheduler for its requests, and the tokenizer of its model."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import TYPE_CHECKING, TypeVar
 
 from monolane.engine import messages
 from monolane.engine.answer import Answer
+from monolane.engine.chat_tokenizer import ChatTokenizer, Message, check_length
+from monolane.engine.core import core_command
 from monolane.engine.daemon_thread import in_daemon_thread
-from monolane.engine.dispatch import Dispatch
 from monolane.engine.engine_process import EngineProcess
 from monolane.engine.grammar import require_llguidance
-from monolane.engine.language import Language, Message, check_length
 from monolane.engine.load_progress import LoadProgress
 from monolane.engine.params import SamplingParams
-from monolane.engine.prompt import make_request, make_transcript
+from monolane.engine.prompt import make_transcript
+from monolane.engine.scheduler import Scheduler
 from monolane.engine.state import Counters, EngineState, Status, TargetInfo
 from monolane.engine.supervisor import Supervisor
-from monolane.engine.worker import worker_command
-from monolane.errors import EngineFailedError, NotReadyError
+from monolane.errors import EngineFailedError, NotReadyError, UsageError
 
 if TYPE_CHECKING:
     from monolane.model.load import Model
     from monolane.progress import Progress
 
 QUEUE_LIMIT = 64
-STALL_S = 0.8  # without a sign of life from process or device; with the time to notice, an error comes within 1 s
-END_S = 1.0  # for the running request to end, once it has been cancelled
-PROMPT_THREADS = 2  # that tokenize, beside the event loop; each may keep memory for the longest prompt it has seen
+STALL_S = 0.8  # without a heartbeat of the process; with the time to notice, clients get an error within 1 s
+END_S = 1.0  # for the running request to end after it was cancelled
+TOKENIZER_THREADS = 2  # beside the event loop; each may keep memory for the longest prompt it has seen
 
 T = TypeVar("T")
 
 
 class AsyncEngine:
-    """One request decodes at a time, others wait in a queue. All methods belong to the event loop that started it.
+    """One request decodes at a time, the others wait in a queue. All methods belong to the event loop that started it.
 
-    load     reads the model without its weights; called in a thread
-    command  what starts the process that answers for it
+    load     reads the model without its weights; it is called in a thread
+    command  gives the command line of the engine process for that model
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class AsyncEngine:
         self._load = load
         self._command = command
         self._progress = LoadProgress(progress)
-        self._dispatch = Dispatch(queue_limit)
+        self._scheduler = Scheduler(queue_limit)
         self._supervisor: Supervisor | None = None
         self._starting: asyncio.Task[None] | None = None
         self._status: Status = "loading"
         self._problem: str | None = None
         self._model: Model | None = None
-        self._threads = ThreadPoolExecutor(PROMPT_THREADS, "monolane-prompts")
-        self.language: Language | None = None
+        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, "monolane-tokenizer")
+        self.tokenizer: ChatTokenizer | None = None
         self.target: TargetInfo | None = None
 
     @classmethod
@@ -83,14 +83,14 @@ class AsyncEngine:
             return load_model(resolve(str(spec), progress), progress)
 
         def command(model: Model) -> list[str]:
-            return worker_command(model.path, device, workers, context)
+            return core_command(model.path, device, workers, context)
 
         return cls(load, command, queue_limit=queue_limit, progress=progress)
 
-    # --- its life ---
+    # --- start and end ---
 
     async def start(self) -> None:
-        """Return when it is ready; raise what went wrong."""
+        """Return when the engine is ready; raise what went wrong."""
         if self._status != "loading":
             raise self._not_ready()
         self._starting = asyncio.create_task(self._start())
@@ -105,21 +105,21 @@ class AsyncEngine:
             raise
 
     async def close(self, drain_s: float = 3.0) -> None:
-        """No new requests; those accepted get ``drain_s`` seconds. Then everything ends, the process too."""
+        """Refuse new requests, give those accepted ``drain_s`` seconds to end, then end them and the engine process."""
         if self._status in ("stopping", "closed"):
             return
         self._status = "stopping"
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
-        await self._dispatch.drained(drain_s)
-        self._dispatch.refuse_waiting(self._not_ready())
-        if (running := self._dispatch.running) is not None:
+        await self._scheduler.drained(drain_s)
+        self._scheduler.refuse_waiting(self._not_ready())
+        if (running := self._scheduler.running) is not None:
             running.cancel()
-            await self._dispatch.drained(END_S)
+            await self._scheduler.drained(END_S)
         if self._supervisor is not None:
             await self._supervisor.close()
-        self._dispatch.disconnect(self._not_ready())
+        self._scheduler.disconnect(self._not_ready())
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._status = "closed"
 
@@ -133,7 +133,7 @@ class AsyncEngine:
             total_bytes=self._progress.total_bytes,
             restarts=self.counters.restarts,
             problem=self._problem,
-            worker_pid=None if process is None else process.pid,
+            core_pid=None if process is None else process.pid,
         )
 
     # --- requests ---
@@ -156,98 +156,103 @@ class AsyncEngine:
         tokens = await self.text_tokens(prompt) if isinstance(prompt, str) else prompt
         return self.submit(tokens, params or SamplingParams(), grammar=grammar)
 
-    # Long texts take a while: these work in a thread, so that the answers that are being sent go on.
+    # Tokenizing a long text takes a while, so these work in a thread: the event loop goes on sending other answers.
 
     async def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
-        language, target = self.loaded()
+        tokenizer, target = self.loaded()
         check_length([messages, tools], target.context)
-        return await self.in_thread(lambda: language.chat_tokens(messages, tools))
+        return await self.in_thread(lambda: tokenizer.chat_tokens(messages, tools))
 
     async def text_tokens(self, text: str, special: bool = True) -> list[int]:
-        language, target = self.loaded()
+        tokenizer, target = self.loaded()
         check_length(text, target.context)
-        return await self.in_thread(lambda: language.text_tokens(text, special))
+        return await self.in_thread(lambda: tokenizer.text_tokens(text, special))
 
     async def text(self, tokens: Sequence[int]) -> str:
-        language, _ = self.loaded()
-        return await self.in_thread(lambda: language.text(tokens))
+        tokenizer, _ = self.loaded()
+        return await self.in_thread(lambda: tokenizer.text(tokens))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def loaded(self) -> tuple[Language, TargetInfo]:
-        """The model's words, and what it runs on; NotReadyError until they are known, and after the end."""
-        if self.language is None or self.target is None or self._status in ("stopping", "closed"):
+    def loaded(self) -> tuple[ChatTokenizer, TargetInfo]:
+        """The model's tokenizer and the target it runs on; NotReadyError until both are known, and after the end."""
+        if self.tokenizer is None or self.target is None or self._status in ("stopping", "closed"):
             raise self._not_ready()
-        return self.language, self.target
+        return self.tokenizer, self.target
 
     def submit(self, tokens: Sequence[int], params: SamplingParams, *, grammar: str | None = None) -> Answer:
-        """A place in the queue. What is wrong with the request, or full, or not ready, is raised here."""
+        """Run or queue a request. A wrong request, a full queue and an engine that is not ready raise here."""
         model, target = self._model, self.target
         if self._status != "ready" or model is None or target is None:
             raise self._not_ready()
         if grammar is not None:
             require_llguidance()
-        request = make_request(model, target.context, tokens, params)
-        transcript = make_transcript(model, request, params)
-        answer = Answer(request, transcript, grammar, target.bytes_per_token, self._dispatch.cancel)
-        self._dispatch.add(answer)
+        transcript = make_transcript(model, target.context, tokens, params)
+        answer = Answer(transcript, grammar, target.bytes_per_token, self._scheduler.cancel)
+        self._scheduler.add(answer)
         return answer
 
     @property
     def running(self) -> bool:
-        return self._dispatch.running is not None
+        return self._scheduler.running is not None
 
     @property
     def queue_depth(self) -> int:
-        """Requests that wait, without the one that runs."""
-        return len(self._dispatch.queue)
+        """The number of requests that wait, without the one that runs."""
+        return len(self._scheduler.queue)
 
     @property
     def queue_limit(self) -> int:
-        return self._dispatch.queue.limit
+        return self._scheduler.queue.limit
 
     @property
     def counters(self) -> Counters:
-        return self._dispatch.counters
+        return self._scheduler.counters
 
-    # --- what the supervisor tells ---
+    # --- called by the supervisor ---
 
     def on_message(self, message: messages.FromEngine) -> None:
         match message:
+            case messages.Tokens(written):
+                self._scheduler.tokens_written(written)
+            case messages.Started(number, cached_tokens):
+                self._scheduler.started(number, cached_tokens)
+            case messages.Ended(number, finish, start_ns):
+                self._scheduler.ended(number, finish, start_ns)
+            case messages.Refused(number, text, hint):
+                self._scheduler.refused(number, UsageError(text, hint))
+            case messages.Failed(_, text, hint):
+                self._restarting(text)
+                self._scheduler.disconnect(EngineFailedError(text, hint))
             case messages.Loading():
-                self._progress.hear(message)
+                self._progress.update(message)
             case messages.Note(text):
                 self._progress.note(text)
-            case messages.Ready(name, context, bytes_per_token, slots):
+            case messages.Ready(target):
                 self._progress.done()
-                self.target = TargetInfo(name, context, bytes_per_token, slots)
+                self.target = target
                 if self._status in ("loading", "restarting"):
                     self._status, self._problem = "ready", None
                 if (process := self._process) is not None:
-                    self._dispatch.connect(process)
-            case messages.Failed(_, text):
-                self._restarting(text)
-                self._dispatch.hear(message)
-            case _:
-                self._dispatch.hear(message)
+                    self._scheduler.connect(process)
 
     def on_end(self, problem: str) -> None:
         self.counters.restarts += 1
         self._restarting(problem)
         text = f"The engine failed while it answered: {problem}."
-        self._dispatch.disconnect(EngineFailedError(text, "It is restarting: ask again in a moment."))
+        self._scheduler.disconnect(EngineFailedError(text, "It is restarting: ask again in a moment."))
 
     def on_failed_restart(self, problem: str) -> None:
         self._progress.done()
         self._restarting(problem)
-        self._dispatch.refuse_waiting(self._not_ready())
+        self._scheduler.refuse_waiting(self._not_ready())
 
     # --- inside ---
 
     async def _start(self) -> None:
         model = self._model = await in_daemon_thread(lambda: self._load(self._progress))
-        self.language = Language(model)
+        self.tokenizer = ChatTokenizer(model)
         self._progress.done()
         self._supervisor = Supervisor(self._command(model), self, STALL_S)
         try:

@@ -1,4 +1,4 @@
-"""Work in a thread that nobody has to wait for."""
+"""Work in a thread that does not delay the end of the program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 async def in_daemon_thread(work: Callable[[], Result]) -> Result:
-    """Like ``asyncio.to_thread``, but the program's end does not wait for the thread."""
+    """Like ``asyncio.to_thread``, but the interpreter does not wait for the thread when it exits."""
     outcome: Future[Result] = Future()
 
     def run() -> None:

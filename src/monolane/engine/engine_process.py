@@ -1,4 +1,4 @@
-"""One life of the engine's process, seen from its supervisor: started, watched, ended."""
+"""One engine process as the supervisor sees it: started, watched, ended."""
 
 from __future__ import annotations
 
@@ -7,32 +7,40 @@ import contextlib
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 
+from monolane import errors
 from monolane.engine import messages
 from monolane.engine.token_ring import open_ring
+from monolane.errors import EngineFailedError, MonolaneError
 from monolane.target.base import Token
 
-TICK_S = 0.1  # between two looks at the heartbeat
-LOAD_STALL_S = 60.0  # the longest a loading process may show no sign of life
-CAUSE_S = 0.5  # to learn how a process ended; whoever waits for its answer should not wait longer
-GOODBYE_S = 3.0  # for a process to end by itself; then it is killed
+TICK_S = 0.1  # between two checks of the heartbeat
+LOAD_STALL_S = 60.0  # the longest a process that loads may show no heartbeat
+CAUSE_S = 0.5  # to learn how a process ended; the client whose request failed should not wait longer
+EXIT_S = 3.0  # for a process to exit by itself; then it is killed
 
 
 class EngineProcess(asyncio.Protocol):
-    """A child process and the two ways to it: a pipe for messages, a ring for tokens.
+    """A child process and its two channels: a pipe for messages, a ring in shared memory for tokens.
 
-    ``on_message`` hears what it says. ``ended`` is done, with the reason for people, as soon as nothing more is to be
-    expected of it: it has died, or it has shown no sign of life for ``stall_s`` seconds and has been killed.
+    on_message  is called with every message
+    ready       is done when the model is loaded; its result is that moment on ``time.monotonic()``
+    ended       is done when nothing more will come: the process has died, or was killed because its heartbeat had
+                stopped for ``stall_s`` seconds; its result is the reason, for people
+    error       is what the process itself reported before it ended, if anything
     """
 
     def __init__(self, on_message: Callable[[messages.FromEngine], None], stall_s: float) -> None:
         self._on_message = on_message
         self._stall_s = stall_s
-        self._loading = True
         self._frames = messages.Frames()
         self._ring = open_ring()
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[float] = loop.create_future()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self.error: MonolaneError | None = None
 
     async def start(self, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
@@ -43,14 +51,14 @@ class EngineProcess(asyncio.Protocol):
                     [*command, *map(str, files)],
                     pass_fds=files,
                     stdin=subprocess.DEVNULL,
-                    process_group=0,  # Ctrl-C is the supervisor's to handle
+                    process_group=0,  # Ctrl-C in the terminal is for the supervisor alone
                 )
             except OSError:
                 self._ring.close()
                 raise
         ours.setblocking(False)
         self._pipe, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-        self._watch = asyncio.create_task(self._watch_beats())
+        self._watchdog = asyncio.create_task(self._watch_heartbeat())
 
     @property
     def pid(self) -> int:
@@ -61,51 +69,64 @@ class EngineProcess(asyncio.Protocol):
             self._pipe.write(messages.encode(message))
 
     def tokens(self, written: int) -> list[Token]:
-        """What is new in the ring."""
+        """The tokens in the ring that are new, when ``written`` have been written in all."""
         return self._ring.read(written)
 
     async def end(self) -> None:
-        """Close the pipe, which ends the process, and see that it is gone; kill it where it does not go."""
-        self._watch.cancel()
+        """Close the pipe, which makes the process exit; kill it where it does not exit in time."""
+        self._watchdog.cancel()
         self._pipe.close()
         try:
-            await asyncio.to_thread(self._process.wait, GOODBYE_S)
+            await asyncio.to_thread(self._process.wait, EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # held by a driver: no reason to wait with it
-                await asyncio.to_thread(self._process.wait, GOODBYE_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver holds it: waiting longer would not help
+                await asyncio.to_thread(self._process.wait, EXIT_S)
         self._ring.close()
 
-    # --- what the event loop calls ---
+    # --- called by the event loop ---
 
     def data_received(self, data: bytes) -> None:
         for body in self._frames.push(data):
             message = messages.FROM_ENGINE.decode(body)
-            if isinstance(message, messages.Ready):
-                self._loading = False
-            if not self.ended.done():
-                self._on_message(message)
+            if self.ended.done():
+                continue
+            match message:
+                case messages.Ready():
+                    self.ready.set_result(time.monotonic())
+                case messages.LoadFailed(kind, text, hint):
+                    self.error = _error_class(kind)(text, hint)
+                case messages.Failed(_, text, hint):
+                    self.error = EngineFailedError(text, hint)
+            self._on_message(message)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._burial = asyncio.create_task(self._find_cause())
+        self._reaping = asyncio.create_task(self._reap())
 
-    async def _find_cause(self) -> None:
-        """Its pipe is closed, so it is as good as dead; how it died is known once the system has cleared it away."""
+    async def _reap(self) -> None:
+        """The pipe is closed, so the process has died or soon will; its exit status says how."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, CAUSE_S)
-        if not self.ended.done():
-            self.ended.set_result(f"its process {_cause(self._process.returncode)}")
+        self._set_ended(f"its process {_cause(self._process.returncode)}")
 
-    async def _watch_beats(self) -> None:
+    async def _watch_heartbeat(self) -> None:
         beats, missed = self._ring.beats, 0
-        # Looks are counted, and not the time: where the whole machine was halted, the engine is not to blame.
-        while missed * TICK_S < (LOAD_STALL_S if self._loading else self._stall_s):
+        # Checks are counted, not seconds: while the whole machine is suspended, the engine is not at fault.
+        while missed * TICK_S < (self._stall_s if self.ready.done() else LOAD_STALL_S):
             await asyncio.sleep(TICK_S)
             before, beats = beats, self._ring.beats
             missed = missed + 1 if beats == before else 0
         self._process.kill()
+        self._set_ended(f"it showed no sign of life for {missed * TICK_S:.1f} s")
+
+    def _set_ended(self, reason: str) -> None:
         if not self.ended.done():
-            self.ended.set_result(f"it showed no sign of life for {missed * TICK_S:.1f} s")
+            self.ended.set_result(self.error.message.removesuffix(".") if self.error else reason)
+
+
+def _error_class(name: str) -> Callable[[str, str], MonolaneError]:
+    found = getattr(errors, name, None)
+    return found if isinstance(found, type) and issubclass(found, MonolaneError) else MonolaneError
 
 
 def _cause(code: int | None) -> str:

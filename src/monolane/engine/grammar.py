@@ -1,4 +1,4 @@
-"""Grammars (a JSON schema, a regular expression) as constraints, by llguidance: which tokens may come next."""
+"""Grammars as constraints, by llguidance: JSON schemas, regular expressions, Lark grammars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.engine.constrained import Constraint
+from monolane.engine.constraint import Constraint
 from monolane.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,20 +25,20 @@ def require_llguidance() -> None:
     """UsageError where the package is missing."""
     if not has_llguidance():
         raise UsageError(
-            "Answers of a given form need the llguidance package.", "Install it: pip install 'monolane[grammar]'"
+            "Structured output needs the llguidance package.", "Install it: pip install 'monolane[grammar]'"
         )
 
 
 def grammar_maker(tokenizer: Tokenizer, stop_tokens: frozenset[int], vocab: int) -> Callable[[str], Constraint]:
-    """How a grammar, as one of llguidance's strings, becomes a constraint.
+    """A function that makes a constraint of a grammar in llguidance's notation.
 
-    The vocabulary is prepared here and now, while the model is being loaded: it takes a good part of a second, in which
-    no other thread of this process runs.
+    It is called while the model is being loaded, because llguidance takes a good part of a second to prepare the
+    vocabulary, and no other thread of the process runs meanwhile.
     """
     if not has_llguidance():
         return _refuse("The llguidance package is missing.")
     if not stop_tokens:
-        return _refuse("This model has no end token, so no form can be complete.")
+        return _refuse("This model has no end token, so structured output could never end.")
     from llguidance import LLTokenizer, TokenizerWrapper
 
     ends = sorted(stop_tokens)
@@ -48,13 +48,13 @@ def grammar_maker(tokenizer: Tokenizer, stop_tokens: frozenset[int], vocab: int)
 
 def _refuse(reason: str) -> Callable[[str], Constraint]:
     def refuse(_: str) -> Constraint:
-        raise UsageError(reason, "Ask without a form.")
+        raise UsageError(reason, "Ask without structured output.")
 
     return refuse
 
 
 class GrammarConstraint:
-    """A grammar, and how much of an answer it has seen."""
+    """A grammar, and its state after the tokens of an answer so far."""
 
     def __init__(self, tokenizer: Any, grammar: str, vocab: int) -> None:
         from llguidance import LLMatcher
@@ -77,12 +77,12 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise UsageError(f"The form asked for cannot be followed: {self._matcher.get_error()}", "Simplify it.")
+            raise UsageError(f"The grammar cannot be followed: {self._matcher.get_error()}", "Simplify it.")
 
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """A tokenizer as llguidance wants to see it."""
+    """A tokenizer behind the interface that llguidance expects."""
 
     encode: Callable[[str], list[int]]
     eos_token_id: int

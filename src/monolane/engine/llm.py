@@ -1,4 +1,4 @@
-"""The Python API: open a model, ask it."""
+"""The Python API: a model in this process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-from monolane.engine.language import Language, Message
+from monolane.engine.chat_tokenizer import ChatTokenizer, Message
 from monolane.engine.params import SamplingParams
-from monolane.engine.prompt import make_request, make_transcript
+from monolane.engine.prompt import make_transcript
 from monolane.engine.result import Completion
 from monolane.engine.session import Session
 from monolane.engine.stream import Stream
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class LLM:
-    """A model, ready to answer. It answers one request at a time; calls from several threads wait for each other.
+    """A loaded model. It runs one request at a time; calls from several threads wait for each other.
 
     model    a name (``monolane models`` lists them), a hub id, a folder, a GGUF file, or a loaded Model
     device   "auto", "cuda", "cpu" or "interpreter" (NumPy: slow, for checking)
-    workers  threads of the target; None: as many as suit the machine
-    context  tokens of prompt and answer together that the cache holds; None: chosen for the model
-    progress shown while it loads; None: only what should be known (such as a GPU that is not used) goes to the log
+    workers  threads of the CPU target; None: one per core
+    context  tokens of prompt and answer together that a KV cache holds; None: chosen for the model
+    progress receives the progress of loading; None: only its notes (such as a GPU that is not used) go to the log
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LLM:
 
         progress = progress or LoggedNotes()
         self.model = _load(model, progress) if isinstance(model, str | Path) else model
-        self._language = Language(self.model)
+        self._chat_tokenizer = ChatTokenizer(self.model)
         config, weights = self.model.config, self.model.weights
         target = open_target(config, weights, device=device, workers=workers, context=context, progress=progress)
         self._session = Session(target)
@@ -64,11 +64,11 @@ class LLM:
         return self.model.config
 
     def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Completion:
-        """Continue a prompt, text or token ids, and wait for the whole answer."""
+        """Continue a prompt, text or token ids, and return the whole answer."""
         return _finished(self.stream(prompt, params))
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Stream:
-        """Continue a prompt, piece by piece. Mistakes in the request are raised here, before anything runs."""
+        """Continue a prompt, piece by piece. A wrong request raises here, before anything runs."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return self._stream(tokens, params or SamplingParams())
 
@@ -85,13 +85,13 @@ class LLM:
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, stream: bool = False
     ) -> Completion | Stream:
-        """Answer the last of ``messages``: mappings with ``role`` and ``content``, oldest first. Control tokens that
-        are spelled in them reach the model as text."""
-        answer = self._stream(self._language.chat_tokens(messages), params or SamplingParams())
+        """Answer the last of ``messages``: mappings with ``role`` and ``content``, oldest first. Control tokens in them
+        reach the model as text."""
+        answer = self._stream(self._chat_tokenizer.chat_tokens(messages), params or SamplingParams())
         return answer if stream else _finished(answer)
 
     def close(self) -> None:
-        """End what is running and free the memory."""
+        """Stop the running request, if any, and free the memory."""
         self._session.close()
 
     def __enter__(self) -> LLM:
@@ -101,8 +101,7 @@ class LLM:
         self.close()
 
     def _stream(self, tokens: Sequence[int], params: SamplingParams) -> Stream:
-        request = make_request(self.model, self.target.context, tokens, params)
-        return Stream(self._session, request, make_transcript(self.model, request, params))
+        return Stream(self._session, make_transcript(self.model, self.target.context, tokens, params))
 
 
 def _load(spec: str | Path, progress: Progress | None) -> Model:

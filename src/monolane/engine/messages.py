@@ -1,6 +1,6 @@
-"""What the engine's process and its supervisor say to each other: typed messages, each behind its length in bytes.
+"""The messages between the supervisor and the engine process: MessagePack structs, each behind its length in bytes.
 
-Tokens do not travel here but through the ring in shared memory; ``Tokens`` only says how many are there.
+Tokens travel through the token ring in shared memory instead; ``Tokens`` only says how many were written.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Iterator
 
 import msgspec
 
+from monolane.engine.state import TargetInfo
 from monolane.target.base import Finish, Request
 
 _LENGTH = struct.Struct("<I")
-MAX_BYTES = 64 << 20  # of one message: far more than the prompt that fills any context
+MAX_BYTES = 64 << 20  # of one message: far more than a prompt that fills any context
 
 
 class Message(msgspec.Struct, tag=True):
-    """Base of all messages."""
+    """The base of all messages."""
 
 
-class Run(Message):
-    """To the engine: answer this request next. ``number`` names it from now on."""
+class Submit(Message):
+    """To the engine: run this request next. ``number`` identifies it in later messages."""
 
     number: int
     request: Request
@@ -30,13 +31,13 @@ class Run(Message):
 
 
 class Cancel(Message):
-    """To the engine: stop that request within one token. One that has ended is not an error."""
+    """To the engine: stop that request within one token. A request that has ended is not an error."""
 
     number: int
 
 
 class Loading(Message):
-    """From the engine: how far the loading has come; ``label`` says of what."""
+    """From the engine: the progress of one step of loading, which ``label`` names."""
 
     label: str
     done_bytes: int
@@ -44,22 +45,19 @@ class Loading(Message):
 
 
 class Note(Message):
-    """From the engine: a line that whoever started it should read."""
+    """From the engine: a line for the user."""
 
     text: str
 
 
 class Ready(Message):
-    """From the engine: loaded, and what it is."""
+    """From the engine: the model is loaded."""
 
-    name: str
-    context: int
-    bytes_per_token: int
-    slots: int
+    target: TargetInfo
 
 
-class Broken(Message):
-    """From the engine: it could not load; ``kind`` is the name of the error's class. The process ends."""
+class LoadFailed(Message):
+    """From the engine: the model could not be loaded, and the process exits. ``kind`` is the class of the error."""
 
     kind: str
     message: str
@@ -67,20 +65,20 @@ class Broken(Message):
 
 
 class Started(Message):
-    """From the engine: a request's turn has come."""
+    """From the engine: a request has started on the target, with so many tokens of its prompt found in a KV cache."""
 
     number: int
     cached_tokens: int
 
 
 class Tokens(Message):
-    """From the engine: so many tokens have been written to the ring since the process began."""
+    """From the engine: the number of tokens written to the ring since the process started."""
 
     written: int
 
 
 class Ended(Message):
-    """From the engine: a request is over. ``start_ns``: when the target took it up, on the target's clock."""
+    """From the engine: a request has ended. ``start_ns`` is when the target started it, on the target's clock."""
 
     number: int
     finish: Finish
@@ -88,7 +86,7 @@ class Ended(Message):
 
 
 class Refused(Message):
-    """From the engine: a request that cannot be run as it is; the engine is well."""
+    """From the engine: this request cannot be run as it is. The engine itself is well."""
 
     number: int
     message: str
@@ -96,15 +94,15 @@ class Refused(Message):
 
 
 class Failed(Message):
-    """From the engine: the target failed at a request. The process ends, for another to take its place."""
+    """From the engine: the target failed during this request. The process exits, and another one is started."""
 
     number: int
     message: str
     hint: str
 
 
-ToEngine = Run | Cancel
-FromEngine = Loading | Note | Ready | Broken | Started | Tokens | Ended | Refused | Failed
+ToEngine = Submit | Cancel
+FromEngine = Loading | Note | Ready | LoadFailed | Started | Tokens | Ended | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -117,28 +115,28 @@ def encode(message: Message) -> bytes:
 
 
 class Frames:
-    """Cuts a stream of bytes into the bodies of messages, wherever the pieces in which it arrives end."""
+    """Cuts a byte stream into message bodies, whatever pieces it arrives in."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def push(self, data: bytes) -> Iterator[bytes]:
-        held, place = self._held, 0
+        held, start = self._held, 0
         held += data
-        while len(held) - place >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(held, place)
+        while len(held) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(held, start)
             if length > MAX_BYTES:
                 raise ValueError(f"a message of {length} bytes")
-            end = place + _LENGTH.size + length
+            end = start + _LENGTH.size + length
             if len(held) < end:
                 break
-            yield bytes(held[place + _LENGTH.size : end])
-            place = end
-        del held[:place]
+            yield bytes(held[start + _LENGTH.size : end])
+            start = end
+        del held[:start]
 
 
 def receive(pipe: socket.socket) -> Iterator[ToEngine]:
-    """The supervisor's messages as they come, until it closes the pipe or dies."""
+    """The supervisor's messages as they arrive, until it closes the pipe or dies."""
     frames = Frames()
     while data := pipe.recv(1 << 16):
         yield from map(TO_ENGINE.decode, frames.push(data))

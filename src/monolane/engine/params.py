@@ -1,4 +1,4 @@
-"""How one request is to be answered: what a user may choose, with every value checked before it goes further."""
+"""The sampling parameters of one request, as users give them. Every value is checked when they are made."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
-LOWEST_TEMPERATURE = 1e-6  # those below act alike, and their inverse would not be finite
+LOWEST_TEMPERATURE = 1e-6  # lower ones act the same, and the inverse of the lowest would not be finite
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Choices for one request. The defaults are greedy: the likeliest token, every time.
+    """The sampling parameters of one request. The defaults are greedy: the likeliest token, every time.
 
-    max_tokens          tokens to make at most; None: until the context is full
-    temperature         0 is greedy; 1 is the model's own distribution; higher is wilder
+    max_tokens          the most tokens to generate; None: until the context is full
+    temperature         0 is greedy; 1 is the model's own distribution; higher values flatten it
     top_k, top_p, min_p keep the k likeliest tokens (0: all), the smallest set that holds probability p (1: all),
                         the tokens at least min_p times as likely as the likeliest (0: all); equally likely tokens stay
                         together
-    seed                None: a fresh one is drawn, and reported in the result
-    stop                text that ends the answer, one string or several; it is not part of the answer
+    seed                None: a new one is drawn, and reported in the result
+    stop                one or several strings that end the answer; they are not part of it
     stop_token_ids      tokens that end the answer, besides the model's own end tokens
     ignore_eos          go on past the model's end tokens
-    repetition_penalty  divides (multiplies, when negative) the logits of tokens seen in prompt or answer; 1: off
-    presence_penalty    taken off the logit of every token already in the answer
+    repetition_penalty  divides the positive logits of tokens in prompt or answer, and multiplies negative ones; 1: off
+    presence_penalty    subtracted from the logit of every token in the answer so far
     frequency_penalty   the same, once per occurrence
     logit_bias          token id -> number added to its logit
     logprobs            None: none; n: the log probability of each token and of the n likeliest ones
@@ -75,12 +75,12 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def check_ids(self, vocab: int) -> None:
-        """UsageError where a token id named here is not one of the model's."""
+        """UsageError where a token id in the parameters is not in the model's vocabulary."""
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab)
         check_token_ids("logit_bias", self.logit_bias, vocab)
 
     def sampling(self, seed: int, vocab: int) -> Sampling:
-        """What the target is told. ``top_k`` beyond the vocabulary means all of it."""
+        """The parameters as the target takes them. A ``top_k`` of the whole vocabulary or more is off."""
         return Sampling(
             temperature=max(float(self.temperature), LOWEST_TEMPERATURE) if self.temperature else 0.0,
             top_k=self.top_k if self.top_k < vocab else 0,
@@ -95,7 +95,7 @@ class SamplingParams:
 
 
 def check_token_ids(name: str, ids: Iterable[int], vocab: int) -> None:
-    """UsageError where an id is not a whole number below ``vocab``."""
+    """UsageError where an id is not an integer from 0 to ``vocab`` - 1."""
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""From what a user asks to what a target is told, with every mistake found before anything runs."""
+"""From a prompt and its parameters to a request for the target, with every mistake found before anything runs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from monolane.model.load import Model
 
 
-def make_request(model: Model, context: int, tokens: Sequence[int], params: SamplingParams) -> Request:
-    """What the target is told; its cache is filled in when its turn comes."""
+def make_transcript(model: Model, context: int, tokens: Sequence[int], params: SamplingParams) -> Transcript:
+    """The request for the target, and the empty answer to it. The session chooses the KV cache when it runs."""
     vocab = model.config.vocab
     check_token_ids("The prompt", tokens, vocab)
     params.check_ids(vocab)
     room = _room(model, context, tokens)
     seed = secrets.randbits(53) if params.seed is None else params.seed  # 53 bits: exact in any JSON reader
     ends = frozenset() if params.ignore_eos else frozenset(model.stop_tokens)
-    return Request(
+    request = Request(
         tokens=tokens,
         cached=0,
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
@@ -31,16 +31,11 @@ def make_request(model: Model, context: int, tokens: Sequence[int], params: Samp
         sampling=params.sampling(seed, vocab),
         logprobs=params.logprobs,
     )
-
-
-def make_transcript(model: Model, request: Request, params: SamplingParams) -> Transcript:
-    """The empty answer to a request."""
-    decoder = model.tokenizer.stream(request.tokens)
-    return Transcript(decoder, params.stop_strings, request.stop_tokens, params.logprobs is not None)
+    return Transcript(request, model.tokenizer.stream(tokens), params.stop_strings)
 
 
 def _room(model: Model, context: int, tokens: Sequence[int]) -> int:
-    """Tokens the answer may have before the context is full."""
+    """The number of tokens that the answer may have before the context is full."""
     if not tokens:
         raise UsageError("The prompt is empty.", "This model has no token to start from: give at least one word.")
     room = context - len(tokens)

@@ -1,4 +1,4 @@
-"""Those who wait: first come, first served, and no more than may wait."""
+"""The waiting queue: first come, first served, up to a limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from monolane.errors import QueueFullError
 
 
 class WaitingQueue:
-    """Every answer in it knows its position, which is 1 for the next."""
+    """Requests that wait. Each is told its position whenever that changes; 1 is the next to run."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -20,24 +20,24 @@ class WaitingQueue:
         if len(self._waiting) >= self.limit:
             raise QueueFullError(f"{self.limit} requests are waiting already.", "Try again in a moment.")
         self._waiting.append(answer)
-        answer.moved(len(self._waiting))
+        answer.queued(len(self._waiting))
 
     def leave(self, answer: Answer) -> None:
         self._waiting.remove(answer)
-        self._tell()
+        self._tell_positions()
 
     def next(self) -> Answer | None:
-        """The one whose turn has come, who leaves the queue."""
+        """Take the request that has waited longest out of the queue; None where the queue is empty."""
         if not self._waiting:
             return None
         first = self._waiting.pop(0)
-        self._tell()
+        self._tell_positions()
         return first
 
     def leave_all(self) -> list[Answer]:
-        everybody, self._waiting = self._waiting, []
-        return everybody
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
-    def _tell(self) -> None:
+    def _tell_positions(self) -> None:
         for position, answer in enumerate(self._waiting, 1):
-            answer.moved(position)
+            answer.queued(position)

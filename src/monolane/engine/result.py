@@ -1,4 +1,4 @@
-"""What comes back: pieces while the model writes, and the whole with its timings at the end."""
+"""The results of a request: pieces while it is generated, and the whole answer with its timings."""
 
 from __future__ import annotations
 
@@ -6,43 +6,38 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from monolane.target.base import Finish, Token
+from monolane.target.base import Token
 
 FinishReason = Literal["stop", "length", "abort"]
-FINISH_REASONS: dict[Finish | None, FinishReason] = {
-    Finish.STOP: "stop",
-    Finish.LENGTH: "length",
-    Finish.ABORT: "abort",
-}
 
-LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot write
+LOWEST_LOGPROB = -9999.0  # instead of minus infinity, which JSON cannot represent
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The natural logarithm of a token's probability, and the likeliest tokens in its place, best first."""
+    """The natural logarithm of a token's probability, and the likeliest tokens at its position, best first."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
-    offset: int = 0  # characters of the answer before it
+    offset: int = 0  # where the token begins, in characters of the answer
 
     @classmethod
     def of(cls, token: Token, offset: int = 0) -> TokenLogprob:
         top = token.top
-        if top and not top[-1][1] > LOWEST_LOGPROB:  # best first, so the others are fine where the last one is
+        if top and not top[-1][1] > LOWEST_LOGPROB:  # best first: where the last one is finite, all are
             top = tuple((other, _finite(value)) for other, value in top)
         return cls(token.id, LOWEST_LOGPROB if token.logprob is None else _finite(token.logprob), top, offset)
 
 
 def _finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # what is no number is not above it either
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB  # NaN becomes LOWEST_LOGPROB too
 
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of an answer, as much as was ready. Text lags behind the tokens while a character is incomplete or
-    a stop string may have begun; either may be empty, not both."""
+    """A piece of an answer: all tokens that were ready, and the text that is certain. Text is held back while a
+    character is incomplete or a stop string may have begun, so either may be empty, but not both."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -51,13 +46,13 @@ class Delta:
 
 @dataclass(frozen=True)
 class Timings:
-    """How fast it was, by the target's own clock. Speeds leave the first token out: it waits for the prompt."""
+    """The times of a request, by the target's own clock. Speeds leave the first token out: it includes prefill."""
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt; still in a cache from an earlier request, and not computed again
+    cached_tokens: int  # of the prompt, found in a KV cache and not computed again
     generated_tokens: int
-    queue_s: float  # waited for earlier requests
-    first_token_s: float | None  # from taking the request up to the first token; None where none came
+    queue_s: float  # waiting for earlier requests
+    first_token_s: float | None  # from the start on the target to the first token; None without one
     decode_us_per_token: float | None  # over the tokens after the first; None where there are fewer than two
     tokens_per_second: float | None  # the same as a rate
     bytes_per_token: int  # weights read for each decoded token
@@ -73,7 +68,7 @@ class Timings:
         times_ns: Sequence[int],
         bytes_per_token: int,
     ) -> Timings:
-        """From the times at which the tokens were sampled."""
+        """The timings of a request from the times at which its tokens were sampled."""
         count = len(times_ns)
         decode_us = (times_ns[-1] - times_ns[0]) / (count - 1) / 1e3 if count >= 2 else None
         return cls(
@@ -93,8 +88,8 @@ class Timings:
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer. ``token_ids`` are the tokens of the answer without the stop token that ended it; where a stop
-    string ended it (``stop_string``), they include the tokens that spelled it, while ``text`` ends before it."""
+    """An answer. ``token_ids`` do not include the stop token that ended it. Where a stop string ended it
+    (``stop_string``), they do include the tokens of that string, while ``text`` ends before it."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -106,7 +101,7 @@ class Completion:
     stop_string: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON; ``logprobs`` only where they were asked for."""
+        """The answer as plain data for JSON; ``logprobs`` only where the request asked for them."""
         plain = asdict(self)
         if self.logprobs is None:
             del plain["logprobs"]

@@ -1,4 +1,4 @@
-"""What can be asked about an engine at any time: what it is doing, what it runs on, what it has done."""
+"""What can be asked about an engine at any time: its status, its target, its counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ Status = Literal["loading", "ready", "restarting", "stopping", "failed", "closed
 
 @dataclass(frozen=True)
 class EngineState:
-    """``label`` and bytes: the step of the loading under way. ``problem``: why it restarts or has failed."""
+    """``label`` and the byte counts describe the current step of loading; ``problem`` says why the engine restarts or
+    has failed; ``core_pid`` is the process id of the engine process."""
 
     status: Status
     label: str | None
@@ -18,22 +19,23 @@ class EngineState:
     total_bytes: int
     restarts: int
     problem: str | None
-    worker_pid: int | None
+    core_pid: int | None
 
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """What the model runs on. ``context`` counts tokens, ``slots`` conversations that can stay resident."""
+    """The target that the model runs on: ``context`` tokens in each of ``caches`` KV caches, and ``bytes_per_token``
+    bytes of weights read for one decoded token."""
 
     name: str
     context: int
     bytes_per_token: int
-    slots: int
+    caches: int
 
 
 @dataclass
 class Counters:
-    """Totals since the start. The times are sums over the requests that got so far."""
+    """Totals since the start. ``queue_s`` and ``first_token_s`` are sums over the requests that got so far."""
 
     requests: int = 0
     refused: int = 0

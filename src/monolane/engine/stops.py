@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text, wherever the borders between its pieces fall."""
+"""Stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 
 
 class StopFilter:
-    """Lets text through, up to the first stop string.
+    """Passes text on, up to the first stop string.
 
-    Text that may turn out to be the beginning of a stop string is held back until it is known. The first stop
-    string to be *complete* wins (of several that end on the same character, the longest), so the result does not
-    depend on how the text was cut into pieces.
+    Text that may be the beginning of a stop string is held back until that is decided. The first stop string to be
+    *complete* counts (of several that end with the same character, the longest), so the result does not depend on how
+    the text was cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.found: str | None = None  # the stop string that has come
+        self.found: str | None = None  # the stop string that ended the text
 
     @property
     def matched(self) -> bool:
         return self.found is not None
 
     def push(self, text: str) -> str:
-        """More text in; what is safe to show out. After a match, nothing comes out any more."""
+        """Add text. The result is the text that is certain to come before a stop string; after a match it is empty."""
         if self.matched:
             return ""
         if not self._stops:
@@ -39,11 +39,11 @@ class StopFilter:
         return text[:safe]
 
     def flush(self) -> str:
-        """The text ends here: what was held back was no stop string."""
+        """The text has ended. The result is what was held back."""
         held, self._held = self._held, ""
         return held
 
     def _unsure(self, text: str) -> int:
-        """Length of the longest end of ``text`` that is the beginning of a stop string."""
+        """The length of the longest suffix of ``text`` that is a prefix of a stop string."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in self._stops)), 0)

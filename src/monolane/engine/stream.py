@@ -1,28 +1,27 @@
-"""An answer while it is being written."""
+"""An answer of the Python API, piece by piece while it is generated."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 
-from monolane.engine.result import FINISH_REASONS, Completion, Delta, FinishReason
-from monolane.engine.session import Session, Turn
-from monolane.engine.transcript import Transcript, completion
+from monolane.engine.generation import Generation
+from monolane.engine.result import Completion, Delta, FinishReason
+from monolane.engine.session import Session
+from monolane.engine.transcript import Transcript
 from monolane.errors import UsageError
-from monolane.target.base import Request
 
 
 class Stream:
     """Iterate once for the pieces of the answer; afterwards ``result`` is the whole of it.
 
-    The request starts with the iteration, when earlier requests are through. Leaving the loop early stops it.
+    The request starts with the iteration, as soon as earlier requests have ended. Leaving the loop early stops it.
     """
 
-    def __init__(self, session: Session, request: Request, transcript: Transcript) -> None:
+    def __init__(self, session: Session, transcript: Transcript) -> None:
         self._session = session
-        self._request = request
         self._transcript = transcript
-        self._turn: Turn | None = None
+        self._generation: Generation | None = None
         self._queue_s = 0.0
         self._begun = False
         self._aborted = False
@@ -32,27 +31,33 @@ class Stream:
         if self._begun:
             raise UsageError("This stream has been read already.", "Ask again for another one; its result is kept.")
         self._begun = True
-        if self._aborted:  # before its turn came: the target need not know
+        if self._aborted:  # before it began: the target never sees the request
             self._result = self._completion("abort")
             return
-        asked = time.monotonic()
-        with self._session.turn(self._request) as turn:
-            self._turn, self._queue_s = turn, time.monotonic() - asked
+        transcript, asked = self._transcript, time.monotonic()
+        with self._session.generate(transcript.request) as generation:
+            self._generation, self._queue_s = generation, time.monotonic() - asked
             if self._aborted:
-                turn.abort()
+                generation.abort()
             try:
-                yield from self._deltas(turn)
+                for batch in generation:
+                    delta = transcript.take(batch)
+                    if transcript.stopped:
+                        generation.abort()
+                    if delta:
+                        yield delta
+                if delta := transcript.flush():
+                    yield delta
             except GeneratorExit:
                 self._result = self._completion("abort")
                 raise
-            stopped = self._transcript.stopped
-            self._result = self._completion("stop" if stopped else FINISH_REASONS.get(turn.finish, "abort"))
+            self._result = self._completion(transcript.finish_reason(generation.finish))
 
     def abort(self) -> None:
-        """Stop within one token; the iteration ends by itself. Safe from any thread, at any time."""
+        """Stop within one token; the iteration ends by itself. It may be called from any thread, at any time."""
         self._aborted = True
-        if turn := self._turn:
-            turn.abort()
+        if generation := self._generation:
+            generation.abort()
 
     @property
     def result(self) -> Completion:
@@ -63,24 +68,12 @@ class Stream:
             )
         return self._result
 
-    def _deltas(self, turn: Turn) -> Iterator[Delta]:
-        for batch in turn:
-            delta = self._transcript.take(batch)
-            if self._transcript.stopped:
-                turn.abort()
-            if delta:
-                yield delta
-        if delta := self._transcript.flush():
-            yield delta
-
     def _completion(self, finish: FinishReason) -> Completion:
-        turn = self._turn
-        return completion(
-            self._request,
-            self._transcript,
+        generation = self._generation
+        return self._transcript.completion(
             finish,
-            cached_tokens=turn.cached if turn else 0,
+            cached_tokens=generation.cached if generation else 0,
             queue_s=self._queue_s,
-            start_ns=turn.start_ns if turn else 0,
+            start_ns=generation.start_ns if generation else 0,
             bytes_per_token=self._session.target.bytes_per_token,
         )

@@ -1,7 +1,7 @@
-"""Tokens on their way from the engine's process to its supervisor, and the engine's heartbeat: memory that both see.
+"""The token ring: shared memory that carries tokens from the engine process to the supervisor, and its heartbeat.
 
-One side writes, the other reads; how far the writer has come travels as a message (``messages.Tokens``), so nobody
-looks at a token before it is there. The memory has no name: it is gone with the two processes, however they end.
+The engine process writes, the supervisor reads. The number of tokens written travels as a ``messages.Tokens``, so no
+token is read before it is complete. The memory has no name: it is freed with the two processes, however they end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from monolane.program.sample import MAX_LOGPROBS
 from monolane.target.base import Token
 
 CAPACITY = 4096  # tokens: most of a second at 5,000 tokens/s
-FULL_POLL_S = 1e-3
+FULL_POLL_S = 1e-3  # between two checks whether a full ring has room again
 
 _BEAT = struct.Struct("<Q")
 _READ = struct.Struct("<Q")
-_BEAT_AT, _READ_AT, _TOKENS_AT = 0, 64, 128  # a cache line each for what each side writes
+_BEAT_AT, _READ_AT, _TOKENS_AT = 0, 64, 128  # a cache line for what each side writes
 _TOKEN = struct.Struct("<iiqd")  # id, number of likeliest tokens (-1: no logprobs at all), time in ns, logprob
 _TOPS = [struct.Struct("<" + "id" * count) for count in range(MAX_LOGPROBS + 1)]  # id and logprob of each
 _STRIDE = _TOKEN.size + _TOPS[MAX_LOGPROBS].size
@@ -30,7 +30,7 @@ _NO_LOGPROBS = -1
 
 
 class TokenRing:
-    """Both ends of the ring. ``open_ring`` makes one; the other process maps the same file."""
+    """One end of the ring. ``open_ring`` makes the supervisor's; the engine process maps the same file."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -42,7 +42,7 @@ class TokenRing:
         return self._done
 
     def beat(self) -> None:
-        """The engine is alive."""
+        """Increase the heartbeat counter."""
         _BEAT.pack_into(self._memory, _BEAT_AT, self.beats + 1)
 
     @property
@@ -50,7 +50,7 @@ class TokenRing:
         return int(_BEAT.unpack_from(self._memory, _BEAT_AT)[0])
 
     def write(self, tokens: Sequence[Token], while_full: Callable[[], None]) -> None:
-        """Put tokens in; where the reader is behind by a whole ring, wait for it."""
+        """Write tokens. Where the ring is full, wait for the reader, and call ``while_full`` meanwhile."""
         for token in tokens:
             while self._done - _READ.unpack_from(self._memory, _READ_AT)[0] >= CAPACITY:
                 while_full()
@@ -59,7 +59,7 @@ class TokenRing:
             self._done += 1
 
     def read(self, written: int) -> list[Token]:
-        """Take out what has been written up to there."""
+        """The tokens that are new, when ``written`` have been written in all."""
         tokens = [self._get(_TOKENS_AT + place % CAPACITY * _STRIDE) for place in range(self._done, written)]
         self._done = written
         _READ.pack_into(self._memory, _READ_AT, written)
@@ -84,7 +84,7 @@ class TokenRing:
 
 
 def open_ring() -> TokenRing:
-    """Fresh memory, which a child process can be given by its file's number."""
+    """A new ring; a child process gets it as a file descriptor."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("monolane-tokens")
     else:

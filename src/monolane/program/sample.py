@@ -1,12 +1,13 @@
 """Sampling in integers, so that every target, in whatever order it sums, chooses the same token.
 
-Logits become fixed-point numbers once; from there on penalties, temperature and the softmax are integer arithmetic.
-Integer sums do not depend on their order: a kernel may reduce in parallel and still agree with this page bit for bit.
+Output logits become fixed-point logits once; from there on penalties, temperature and the softmax are integer
+arithmetic. Integer sums do not depend on their order: a kernel may reduce in parallel and still agree with this module
+bit for bit.
 
-    score     = logit in steps of 2**-20
-    distance  = highest score - score, which is never negative
+    fixed     = output logit in steps of 2**-20
+    distance  = highest fixed logit - fixed logit, which is never negative
     weight    = 2**40 * 2**-(distance / temperature / ln 2), through a table of 256 powers and two terms of a series
-    kept      = top-k, then top-p, then min-p, by distance: tokens of equal score stay together
+    kept      = top-k, then top-p, then min-p, by distance: tokens of equal logits stay together
     time      = distance / temperature / ln 2 + log2(an exponential random number), which differs from token to token
     chosen    = the kept token with the lowest time and, of equals, the lowest id
 
@@ -29,8 +30,8 @@ from numpy.typing import NDArray
 
 from monolane.errors import TargetError
 
-SCORE_BITS = 20
-SCORE_LIMIT = 2047.0  # logits beyond it are clamped: scores fit 32 bits
+LOGIT_BITS = 20  # of a fixed-point logit, after the point
+LOGIT_LIMIT = 2047.0  # logits beyond it are clamped: fixed-point logits fit 32 bits
 RATE_BITS = 16
 RATE_LIMIT = 1 << 30  # temperatures below about 1e-4 all act the same
 DISTANCE_LIMIT = (1 << 33) - 1
@@ -40,7 +41,7 @@ SHARE_BITS = 32
 MAX_LOGPROBS = 20
 LN2_Q32 = round(math.log(2) * 2**32)
 POWERS = np.array([round(2 ** (WEIGHT_BITS - i / 256)) for i in range(256)], np.uint64)
-EXPONENT_BITS = SCORE_BITS + RATE_BITS  # of distance * rate, which is an exponent of two
+EXPONENT_BITS = LOGIT_BITS + RATE_BITS  # of distance * rate, which is an exponent of two
 TIME_BITS, LARGEST_TIME = 34, (1 << 42) - 2  # later than any that can win: the likeliest token is always in the race
 NOISE_BITS = 26
 RANDOM_BITS = 42  # of an exponential random number
@@ -56,12 +57,21 @@ def _steps(values: list[int]) -> NDArray[np.uint64]:
 LOGARITHMS = _steps([round(math.log2(1 + i / 256) * 2**NOISE_BITS) for i in range(257)])
 STRETCHES = _steps([round((-math.log1p(-i / 512) * 512 / i if i else 1) * 2**22) for i in range(257)])
 
-Scores = NDArray[np.int64]
+FixedLogits = NDArray[np.int64]
+
+
+def _fixed(value: float, bits: int) -> int:
+    """A number in steps of 2**-bits."""
+    return round(value * (1 << bits))
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. The defaults are greedy; values are checked by whoever takes them from a user."""
+    """How the next token is chosen. The defaults are greedy; the caller has checked the values.
+
+    The fields are the parameters as floats. The properties are the same in integers, which the reference and all
+    kernels compute with.
+    """
 
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off
@@ -73,49 +83,63 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the answer
     logit_bias: tuple[tuple[int, float], ...] = ()
 
-    def fixed(self) -> FixedSampling:
-        rate = 0 if self.temperature == 0 else round(math.log2(math.e) / self.temperature * 2**RATE_BITS)
-        return FixedSampling(
-            greedy=self.temperature == 0,
-            rate=min(rate, RATE_LIMIT),
-            top_k=self.top_k,
-            top_p=round(self.top_p * 2**SHARE_BITS),
-            min_weight=round(self.min_p * 2**WEIGHT_BITS),
-            seed=self.seed,
-            repeat_up=round(self.repetition_penalty * 2**FACTOR_BITS),
-            repeat_down=round(2**FACTOR_BITS / self.repetition_penalty),
-            presence=round(self.presence_penalty * 2**SCORE_BITS),
-            frequency=round(self.frequency_penalty * 2**SCORE_BITS),
-            bias=tuple((token, round(value * 2**SCORE_BITS)) for token, value in self.logit_bias),
-        )
-
-
-@dataclass(frozen=True)
-class FixedSampling:
-    """The same in integers: what targets are given."""
-
-    greedy: bool
-    rate: int
-    top_k: int
-    top_p: int
-    min_weight: int
-    seed: int
-    repeat_up: int
-    repeat_down: int
-    presence: int
-    frequency: int
-    bias: tuple[tuple[int, int], ...]
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
 
     @property
-    def adjusts_scores(self) -> bool:
-        """Whether penalties or biases make scores other than the logits' own."""
+    def rate(self) -> int:
+        """1 / (temperature * ln 2), in steps of 2**-16; 0 for greedy."""
+        if self.greedy:
+            return 0
+        return min(_fixed(math.log2(math.e) / self.temperature, RATE_BITS), RATE_LIMIT)
+
+    @property
+    def top_share(self) -> int:
+        """``top_p`` in steps of 2**-32."""
+        return _fixed(self.top_p, SHARE_BITS)
+
+    @property
+    def min_weight(self) -> int:
+        """``min_p`` as a weight: in steps of 2**-40."""
+        return _fixed(self.min_p, WEIGHT_BITS)
+
+    @property
+    def repeat_up(self) -> int:
+        """What the repetition penalty multiplies negative logits with, in steps of 2**-16."""
+        return _fixed(self.repetition_penalty, FACTOR_BITS)
+
+    @property
+    def repeat_down(self) -> int:
+        """What the repetition penalty multiplies positive logits with, in steps of 2**-16."""
+        return round((1 << FACTOR_BITS) / self.repetition_penalty)
+
+    @property
+    def presence(self) -> int:
+        """The presence penalty as a fixed-point logit."""
+        return _fixed(self.presence_penalty, LOGIT_BITS)
+
+    @property
+    def frequency(self) -> int:
+        """The frequency penalty as a fixed-point logit."""
+        return _fixed(self.frequency_penalty, LOGIT_BITS)
+
+    @property
+    def bias(self) -> list[tuple[int, int]]:
+        """(token, fixed-point logit to add) for each biased token."""
+        return [(token, _fixed(value, LOGIT_BITS)) for token, value in self.logit_bias]
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether penalties or biases change any logit."""
         neutral = self.repeat_up == self.repeat_down == 1 << FACTOR_BITS and not self.presence and not self.frequency
-        return not neutral or bool(self.bias)
+        return not neutral or bool(self.logit_bias)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A sampled token, and what its logprobs are made of: distances of scores, the weights' sum at temperature 1."""
+    """A sampled token, and what its logprobs are computed from: distances of fixed-point logits, and the sum of all
+    weights at temperature 1."""
 
     token: int
     distance: int = 0
@@ -123,14 +147,14 @@ class Choice:
     top: tuple[tuple[int, int], ...] = ()  # (token, distance), likeliest first
 
     def logprob(self, distance: int) -> float:
-        return float(-distance / 2**SCORE_BITS - math.log(self.total / 2**WEIGHT_BITS))
+        return float(-distance / 2**LOGIT_BITS - math.log(self.total / 2**WEIGHT_BITS))
 
 
 class Sampler:
-    """The reference: chooses token after token of one request, remembering what penalties need."""
+    """The reference implementation: it chooses the tokens of one request one by one, and counts them for penalties."""
 
     def __init__(self, sampling: Sampling, vocab: int, prompt: NDArray[np.int64], logprobs: int | None = None) -> None:
-        self._fixed = sampling.fixed()
+        self._sampling = sampling
         self._logprobs = logprobs
         self._seen = np.zeros(vocab, bool)
         self._seen[prompt] = True
@@ -138,9 +162,9 @@ class Sampler:
 
     def choose(self, logits: NDArray[np.float32], position: int) -> Choice:
         """The token at ``position`` of the sequence."""
-        raw = to_scores(logits)
-        scores = self._penalised(raw)
-        token = int(np.argmax(scores)) if self._fixed.greedy else self._draw(scores, position)
+        raw = fixed_logits(logits)
+        adjusted = self._penalised(raw)
+        token = int(np.argmax(adjusted)) if self._sampling.greedy else self._draw(adjusted, position)
         self._seen[token] = True
         self._counts[token] += 1
         if self._logprobs is None:
@@ -150,44 +174,44 @@ class Sampler:
         total = int(weights(distances, round(math.log2(math.e) * 2**RATE_BITS)).sum())
         return Choice(token, int(distances[token]), total, tuple((int(i), int(distances[i])) for i in order))
 
-    def _penalised(self, scores: Scores) -> Scores:
-        fixed = self._fixed
-        scores = scores.copy()
-        factor = np.where(scores > 0, fixed.repeat_down, fixed.repeat_up)
-        scores[self._seen] = (scores * factor)[self._seen] >> FACTOR_BITS
-        scores -= np.where(self._counts > 0, fixed.presence, 0) + self._counts * fixed.frequency
-        for token, value in fixed.bias:
-            scores[token] += value
-        return scores
+    def _penalised(self, logits: FixedLogits) -> FixedLogits:
+        sampling = self._sampling
+        logits = logits.copy()
+        factor = np.where(logits > 0, sampling.repeat_down, sampling.repeat_up)
+        logits[self._seen] = (logits * factor)[self._seen] >> FACTOR_BITS
+        logits -= np.where(self._counts > 0, sampling.presence, 0) + self._counts * sampling.frequency
+        for token, value in sampling.bias:
+            logits[token] += value
+        return logits
 
-    def _draw(self, scores: Scores, position: int) -> int:
-        fixed = self._fixed
-        distances = scores.max() - scores
-        chances = weights(distances, fixed.rate)
+    def _draw(self, logits: FixedLogits, position: int) -> int:
+        sampling = self._sampling
+        distances = logits.max() - logits
+        chances = weights(distances, sampling.rate)
         order = np.argsort(distances)
-        kept = np.full(len(scores), True)
-        if 0 < fixed.top_k < len(scores):
-            kept = distances <= distances[order[fixed.top_k - 1]]
-        if fixed.top_p < 1 << SHARE_BITS:
+        kept = np.full(len(logits), True)
+        if 0 < sampling.top_k < len(logits):
+            kept = distances <= distances[order[sampling.top_k - 1]]
+        if sampling.top_share < 1 << SHARE_BITS:
             order = order[: int(kept.sum())]
             running = np.cumsum(chances[order])
-            needed = (int(running[-1]) * fixed.top_p) >> SHARE_BITS
+            needed = (int(running[-1]) * sampling.top_share) >> SHARE_BITS
             kept = distances <= distances[order[np.searchsorted(running, np.uint64(needed))]]
-        kept &= chances >= fixed.min_weight
-        times = race_times(distances, fixed.rate, noise(fixed.seed, position, len(scores)))
+        kept &= chances >= sampling.min_weight
+        times = race_times(distances, sampling.rate, noise(sampling.seed, position, len(logits)))
         return int(np.argmin(np.where(kept, times, LARGEST_TIME + 1)))
 
 
-def to_scores(logits: NDArray[np.float32]) -> Scores:
-    """Logits in fixed point, rounded to nearest even."""
+def fixed_logits(logits: NDArray[np.float32]) -> FixedLogits:
+    """Output logits in steps of 2**-20, rounded to nearest even."""
     if np.isnan(logits).any():
         raise TargetError("The model produced logits that are not numbers.", "Its weights are probably damaged.")
-    limited = np.clip(logits.astype(np.float32), -SCORE_LIMIT, SCORE_LIMIT)
-    scores: Scores = np.rint(limited * np.float32(2**SCORE_BITS)).astype(np.int64)
-    return scores
+    limited = np.clip(logits.astype(np.float32), -LOGIT_LIMIT, LOGIT_LIMIT)
+    fixed: FixedLogits = np.rint(limited * np.float32(2**LOGIT_BITS)).astype(np.int64)
+    return fixed
 
 
-def weights(distances: Scores, rate: int) -> NDArray[np.uint64]:
+def weights(distances: FixedLogits, rate: int) -> NDArray[np.uint64]:
     """2**40 * 2**-(distance * rate), in integers."""
     exponent = np.minimum(distances, DISTANCE_LIMIT).astype(np.uint64) * np.uint64(rate)
     whole = exponent >> np.uint64(36)
@@ -198,7 +222,7 @@ def weights(distances: Scores, rate: int) -> NDArray[np.uint64]:
     return np.where(whole > WEIGHT_BITS, np.uint64(0), power >> np.minimum(whole, np.uint64(63)))
 
 
-def race_times(distances: Scores, rate: int, noises: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def race_times(distances: FixedLogits, rate: int, noises: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The logarithms, in steps of 2**-34, of the times at which tokens reach the end."""
     exponent = np.minimum(distances, DISTANCE_LIMIT).astype(np.uint64) * np.uint64(rate)
     times = (exponent >> np.uint64(EXPONENT_BITS - TIME_BITS)) + (noises << np.uint64(TIME_BITS - NOISE_BITS))

@@ -1,4 +1,4 @@
-"""From an answer's events to a response: whole or as a stream, in whichever dialect the client speaks."""
+"""From an answer's events to an HTTP response, whole or as server-sent events, in the format of the client's API."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from monolane.serve.request_log import note
 from monolane.serve.service import Service
 
 PAUSE_S = 0.010  # between two pieces: at 5,000 tok/s each carries fifty tokens
-LOOK_S = 0.002  # how late the end of an answer may be noticed during a pause
-QUIET_S = 15.0  # without anything to send; then a comment keeps proxies from hanging up
-SEND_S = 60.0  # for a piece to leave; a client that reads so slowly is given up
+POLL_S = 0.002  # between two checks during a pause whether the answer has ended
+QUIET_S = 15.0  # without anything to send; then a comment keeps proxies from closing the connection
+SEND_S = 60.0  # for a piece to be sent; a client that reads more slowly is cut off
 
 
 class Dialect(Protocol):
-    """How one API writes an answer: each method returns the events that tell of it."""
+    """How one API writes an answer. ``whole`` returns the body of a response; the others return server-sent events."""
 
     def begin(self) -> Iterable[str]: ...
     def piece(self, delta: Delta) -> Iterable[str]: ...
@@ -47,23 +47,23 @@ def to_json(body: Any) -> str:
 
 
 async def respond(service: Service, request: Request, answer: Answer, dialect: Dialect, stream: bool) -> Response:
-    """The response to a request that has its place in the queue."""
+    """The response to a request that was submitted to the engine."""
     if stream:
         return AnswerStream(service, answer, dialect)
-    async with leaving(request.receive, answer) as client:
+    async with cancelled_with_client(request.receive, answer) as client:
         try:
             async for _ in paced(answer):
                 pass
-            result = finished(answer, client)
+            result = completed(answer, client)
         except MonolaneError as error:
-            told(service, request.scope, answer, error)
+            record(service, request.scope, answer, error)
             raise
-    told(service, request.scope, answer)
+    record(service, request.scope, answer)
     return Response(to_json(dialect.whole(result)), media_type="application/json")
 
 
 class AnswerStream(Response):
-    """Server-sent events. The answer ends with the response, however that ends."""
+    """Server-sent events. When the response ends, for whatever reason, the request is cancelled."""
 
     media_type = "text/event-stream"
 
@@ -71,35 +71,36 @@ class AnswerStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._service, self._answer, self._dialect = service, answer, dialect
-        self._failure: MonolaneError | None = None  # what came after the first byte
+        self._failure: MonolaneError | None = None  # after the first byte was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with leaving(receive, self._answer) as client:
-            texts = self._texts(client)
+        async with cancelled_with_client(receive, self._answer) as client:
+            events = self._events(client)
             try:
-                first = await anext(texts)
-            except MonolaneError as error:  # nothing has been sent: there can still be a status
-                told(self._service, scope, self._answer, error)
+                first = await anext(events)
+            except MonolaneError as error:  # nothing has been sent: the response can still have an error status
+                record(self._service, scope, self._answer, error)
                 await failure_of(error).response(scope["path"])(scope, receive, send)
                 return
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await self._send(first, send)
-                async for text in texts:
+                async for text in events:
                     await self._send(text, send)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             except SlowReaderError as error:
                 self._failure = error
             except TimeoutError:
                 self._failure = SlowReaderError(f"Nothing of the answer was read for {SEND_S:.0f} s.")
-            # Where it is not complete, returning closes the connection, which is all that such a client can be told.
-            told(self._service, scope, self._answer, self._failure)
+            # Where the response is not complete, returning closes the connection: a client that does not read could not
+            # receive an error.
+            record(self._service, scope, self._answer, self._failure)
 
     async def _send(self, text: str, send: Send) -> None:
         async with asyncio.timeout(SEND_S):
             await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
-    async def _texts(self, client: Client) -> AsyncIterator[str]:
+    async def _events(self, client: Client) -> AsyncIterator[str]:
         began = False
         try:
             async for happened in paced(self._answer):
@@ -114,7 +115,7 @@ class AnswerStream(Response):
                         if text := "".join(self._dialect.piece(happened)):
                             yield text
                 began = True
-            yield "".join(self._dialect.end(finished(self._answer, client)))
+            yield "".join(self._dialect.end(completed(self._answer, client)))
         except SlowReaderError:
             raise
         except MonolaneError as error:
@@ -125,7 +126,8 @@ class AnswerStream(Response):
 
 
 async def paced(answer: Answer) -> AsyncIterator[Event | None]:
-    """An answer's events with a pause after each piece, so that the next carries more; None after a long silence."""
+    """The events of an answer, with a pause after each piece, so that the next one carries more tokens. None where no
+    event came for QUIET_S."""
     while True:
         try:
             async with asyncio.timeout(QUIET_S):
@@ -137,19 +139,19 @@ async def paced(answer: Answer) -> AsyncIterator[Event | None]:
             continue
         yield happened
         if isinstance(happened, Delta):
-            for _ in range(round(PAUSE_S / LOOK_S)):
+            for _ in range(round(PAUSE_S / POLL_S)):
                 if answer.over:
                     break
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
 
 @dataclass
 class Client:
-    gone: bool = False
+    gone: bool = False  # it has closed the connection
 
 
-def finished(answer: Answer, client: Client) -> Completion:
-    """The result of an answer that came to its own end."""
+def completed(answer: Answer, client: Client) -> Completion:
+    """The result of an answer; an error where it was cancelled."""
     if client.gone:
         raise ClientLeftError("The client went away.")
     if answer.result.finish_reason == "abort":
@@ -158,8 +160,8 @@ def finished(answer: Answer, client: Client) -> Completion:
 
 
 @asynccontextmanager
-async def leaving(receive: Receive, answer: Answer) -> AsyncIterator[Client]:
-    """Cancels the answer when its client goes, and when the block is left, whatever the reason."""
+async def cancelled_with_client(receive: Receive, answer: Answer) -> AsyncIterator[Client]:
+    """Cancel the request when the client closes the connection, and when the block is left for whatever reason."""
 
     client = Client()
 
@@ -177,8 +179,8 @@ async def leaving(receive: Receive, answer: Answer) -> AsyncIterator[Client]:
             watching.cancel()
 
 
-def told(service: Service, scope: Scope, answer: Answer, error: Exception | None = None) -> None:
-    """Keep what is known about a request that is over, for the log and the metrics."""
+def record(service: Service, scope: Scope, answer: Answer, error: Exception | None = None) -> None:
+    """Write a request that is over to the log and the metrics."""
     note(scope, prompt_tokens=answer.prompt_tokens)
     if error is not None:
         note(scope, error=str(error).split("\n")[0])

@@ -1,4 +1,4 @@
-"""The server as an application: routes inside, and around them log, guard and limits."""
+"""The server as an ASGI application: the routes, inside the middleware for log, access control and limits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from monolane.serve.service import Service
 def create_app(
     service: Service, *, api_key: str | None = None, only_local: bool = True, allow_origins: Sequence[str] = ()
 ) -> FastAPI:
-    """``only_local``: nobody but this machine can connect. ``allow_origins``: other sites whose pages may ask."""
+    """``only_local``: the server listens on loopback only. ``allow_origins``: other sites whose pages may use it."""
     app = FastAPI(title="Monolane", version=monolane.__version__)
     add_routes(app, service)
     add_playground(app, service.machine)
     add_failure_handlers(app)
-    # What is added last is outermost.
+    # The middleware that is added last is the outermost.
     app.add_middleware(Limits)
     app.add_middleware(Guard, api_key=api_key, only_local=only_local)
     if allow_origins:

@@ -1,4 +1,4 @@
-"""How /v1/chat/completions writes an answer."""
+"""The response format of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from monolane.serve.answering import event
 from monolane.serve.failures import HttpError
 from monolane.serve.protocol import StreamOptions, usage, usage_so_far
 from monolane.serve.token_json import TokenJson
-from monolane.serve.tools import Call, Part, Reader
+from monolane.serve.tools import Call, Part, ToolParser
 
 DONE = "data: [DONE]\n\n"
 
 
 class ChatDialect:
-    """The bodies of one answer, which all carry the same id, time and model."""
+    """Writes one answer. All its bodies carry the same id, time and model."""
 
     def __init__(
-        self, model: str, token_json: TokenJson, answer: Answer, reader: Reader, options: StreamOptions
+        self, model: str, token_json: TokenJson, answer: Answer, parser: ToolParser, options: StreamOptions
     ) -> None:
         self._answer = answer
         self._token_json = token_json
-        self._reader = reader
+        self._parser = parser
         self._options = options
         self._calls = 0
         self._made = 0
@@ -39,10 +39,10 @@ class ChatDialect:
 
     def piece(self, delta: Delta) -> Iterator[str]:
         self._made += len(delta.token_ids)
-        yield from self._parts(self._reader.push(delta.text), self._logprobs(delta.logprobs))
+        yield from self._parts(self._parser.push(delta.text), self._logprobs(delta.logprobs))
 
     def end(self, result: Completion) -> Iterator[str]:
-        yield from self._parts(self._reader.flush(), None)
+        yield from self._parts(self._parser.flush(), None)
         yield self._event({}, finish=self._finish(result), timings=result.timings.to_dict())
         if self._options.include_usage:
             yield event(self._body("chat.completion.chunk", []) | {"usage": usage(result)})
@@ -53,7 +53,7 @@ class ChatDialect:
         yield DONE
 
     def whole(self, result: Completion) -> dict[str, Any]:
-        parts = [*self._reader.push(result.text), *self._reader.flush()]
+        parts = [*self._parser.push(result.text), *self._parser.flush()]
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [_call(part) for part in parts if isinstance(part, Call)]
         self._calls = len(calls)
@@ -76,7 +76,7 @@ class ChatDialect:
         return "tool_calls" if self._calls and result.finish_reason == "stop" else result.finish_reason
 
     def _parts(self, parts: Sequence[Part], logprobs: Raw | None) -> Iterator[str]:
-        """Logprobs go with the first part; where nothing can be shown yet, with an empty one."""
+        """One event per part. Logprobs go with the first part; where no text can be shown yet, with an empty one."""
         for part in parts or ([] if logprobs is None else [""]):
             if isinstance(part, Call):
                 delta: dict[str, Any] = {"tool_calls": [{"index": self._calls} | _call(part)]}

@@ -1,4 +1,4 @@
-"""What a request to /v1/chat/completions may say."""
+"""The request format of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from monolane.errors import UsageError
-from monolane.serve.protocol import FUNCTION_NAME, MOST_MESSAGES, SamplingFields, Strict, function_tool
-from monolane.serve.service import MOST_TOOLS, Question
+from monolane.serve.protocol import FUNCTION_NAME, MAX_MESSAGES, SamplingFields, Strict, function_tool
+from monolane.serve.service import MAX_TOOLS, ChatTask
 
 FunctionName = Annotated[str, Field(pattern=FUNCTION_NAME)]
 ANY_OBJECT = {"type": "object"}
@@ -49,7 +49,7 @@ class ChatMessage(Strict):
     tool_call_id: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As templates take it, its text in one piece."""
+        """The message as chat templates take it, with its text in one piece."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
@@ -68,7 +68,7 @@ class Function(Strict):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool = False  # accepted; arguments follow their schema where tool_choice makes the model call
+    strict: bool = False  # accepted, and ignored: arguments follow their schema wherever tool_choice forces a call
 
 
 class Tool(Strict):
@@ -112,27 +112,27 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discr
 
 
 class ChatRequest(SamplingFields):
-    messages: list[ChatMessage] = Field(max_length=MOST_MESSAGES)
+    messages: list[ChatMessage] = Field(max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] = Field(default=[], max_length=MOST_TOOLS)
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
-    # Accepted, and ignored: they change nothing about the answer.
+    # Accepted, and ignored: they do not change the answer.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
-    def question(self) -> Question:
+    def task(self) -> ChatTask:
         if self.top_logprobs is not None and not self.logprobs:
             raise UsageError("top_logprobs is given without logprobs.", 'Add "logprobs": true.')
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         choice = self.tool_choice
-        return Question(
+        return ChatTask(
             messages=[message.plain() for message in self.messages],
             params=self.sampling(most, (self.top_logprobs or 0) if self.logprobs else None),
             tools=[tool.plain() for tool in self.tools],
@@ -142,18 +142,19 @@ class ChatRequest(SamplingFields):
         )
 
 
-def schema_of(form: TextFormat | ObjectFormat | SchemaFormat | None) -> dict[str, Any] | None:
-    match form:
+def schema_of(response_format: TextFormat | ObjectFormat | SchemaFormat | None) -> dict[str, Any] | None:
+    """The JSON schema that the answer must follow; None where it is free."""
+    match response_format:
         case ObjectFormat():
             return ANY_OBJECT
         case SchemaFormat():
-            return form.json_schema.schema_
+            return response_format.json_schema.schema_
         case _:
             return None
 
 
 def json_object(text: str, where: str) -> Any:
-    """What a client sends back as JSON in a string."""
+    """Arguments of a tool call, which clients send back as JSON in a string."""
     try:
         return json.loads(text or "{}")
     except (ValueError, RecursionError) as error:

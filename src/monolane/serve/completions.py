@@ -1,4 +1,4 @@
-"""/v1/completions: what a request may say, and how an answer is written."""
+"""The request and response formats of /v1/completions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from monolane.serve.failures import HttpError, unsupported
 from monolane.serve.protocol import SamplingFields, StreamOptions, usage, usage_so_far
 from monolane.serve.token_json import TokenJson
 
-MOST_PROMPT_TOKENS = 1 << 20
+MAX_PROMPT_TOKENS = 1 << 20
 
-TokenIds = Annotated[list[int], Field(max_length=MOST_PROMPT_TOKENS)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_PROMPT_TOKENS)]
 
 
 class CompletionRequest(SamplingFields):
-    """The prompt is taken just as it is: control tokens may be spelled in it."""
+    """The prompt is taken as it is, without a chat template; control tokens in it are recognised."""
 
     prompt: str | TokenIds | list[str] | list[list[int]]
     max_tokens: int | None = 16  # OpenAI's default
@@ -33,7 +33,7 @@ class CompletionRequest(SamplingFields):
     echo: Literal[False] = False
 
     def one_prompt(self) -> str | list[int]:
-        """A list of prompts may have one."""
+        """The prompt; a list of prompts may have one entry."""
         prompt: Any = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:

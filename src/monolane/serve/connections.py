@@ -1,4 +1,4 @@
-"""Connections, as many as may be, each with a bound on the size of its headers and the time they take."""
+"""Limits on connections: how many there may be, and how long the headers of a request may take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _FULL = (
 
 
 def bounded(most: int) -> type[H11Protocol]:
-    """Connections of which ``most`` may be open at a time; the next is told so and closed."""
+    """The protocol class of a server that allows ``most`` connections at a time; a further one gets a 503 and is
+    closed."""
 
     class Bounded(Connection):
         limit = most
@@ -27,6 +28,8 @@ def bounded(most: int) -> type[H11Protocol]:
 
 
 class Connection(H11Protocol):
+    """An HTTP connection that is closed where the headers of a request do not arrive within HEADER_S."""
+
     limit = 0
     _timer: asyncio.TimerHandle | None = None
 

@@ -1,4 +1,4 @@
-"""What goes wrong, in the form in which clients expect to hear of it."""
+"""Errors as HTTP responses, in the formats that clients of OpenAI and Anthropic expect."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from starlette.exceptions import HTTPException
 
 from monolane.errors import EngineFailedError, MonolaneError, UnavailableError, UsageError
 
-LONGEST = 500  # characters of a message: what a client sent may be quoted, but not all of it
-MESSAGES_ROUTES = "/v1/messages"  # Anthropic's clients expect another form
+MAX_CHARS = 500  # of a message: what a client sent may be quoted, but not all of it
+MESSAGES_ROUTES = "/v1/messages"  # Anthropic's clients expect another format
 
-# What Anthropic calls the statuses; others are invalid requests or failures.
+# Anthropic's names for HTTP statuses; the others are invalid_request_error below 500, and api_error from there on.
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -25,12 +25,12 @@ _ANTHROPIC_KINDS = {
 }
 
 
-# How pydantic names the alternatives for a value within the path to it.
+# Pydantic puts the alternative types of a value into the path to it, under these names.
 _ALTERNATIVE = re.compile(r"str|int|[A-Z]\w+|.*\[.*\]")
 
 
 class HttpError(Exception):
-    """An answer that is not the one asked for."""
+    """An error response."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class HttpError(Exception):
         self.param = None if param is None else _sendable(param)
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's clients know it."""
+        """The body for clients of OpenAI's API."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def anthropic_body(self) -> dict[str, Any]:
@@ -59,22 +59,22 @@ class HttpError(Exception):
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         if self.status in (408, 413):
-            headers["Connection"] = "close"  # the rest of the body is not wanted
+            headers["Connection"] = "close"  # the rest of the request's body is not read
         body = self.anthropic_body() if path.startswith(MESSAGES_ROUTES) else self.body()
         return JSONResponse(body, self.status, headers)
 
 
 class ClientLeftError(MonolaneError):
-    """Nobody is there to hear the answer; what follows is for the log."""
+    """The client has closed the connection; the error is for the log only."""
 
 
 def failure_of(error: Exception) -> HttpError:
-    """How an error is told to a client."""
+    """The response that a client gets for an error."""
     match error:
         case HttpError():
             return error
         case ClientLeftError():
-            return HttpError(499, _one_line(error))  # as nginx calls it
+            return HttpError(499, _one_line(error))  # nginx's status for it
         case UsageError():
             return HttpError(400, _one_line(error))
         case UnavailableError():
@@ -94,13 +94,13 @@ def failure_of(error: Exception) -> HttpError:
 
 
 def unsupported(param: str, message: str) -> HttpError:
-    """A field, or a value of it, that this server knows and does not do."""
+    """The response to a field, or a value of it, that this server does not support."""
     return HttpError(400, message, param=param, code="unsupported_parameter")
 
 
 def _invalid(error: RequestValidationError) -> HttpError:
-    """A body that is not what the route takes: the first thing wrong with it, by name."""
-    # Of the alternatives that a value might have been, the one that went furthest is what was meant.
+    """The response to a body that the route does not take: it names one field that is wrong."""
+    # Of the alternative types of a value, the one whose validation got furthest is what the client meant.
     first = max(error.errors(), key=lambda entry: len(entry["loc"]))
     *path, last = (str(part) for part in first["loc"])
     path = [part for part in path[1:] if not _ALTERNATIVE.fullmatch(part)]
@@ -126,6 +126,6 @@ def _one_line(error: MonolaneError) -> str:
 
 
 def _sendable(text: str) -> str:
-    """Not too long, and made of nothing but whole characters."""
-    short = text if len(text) <= LONGEST else text[:LONGEST] + " …"
+    """At most MAX_CHARS characters, and valid UTF-8."""
+    short = text if len(text) <= MAX_CHARS else text[:MAX_CHARS] + " …"
     return short.encode("utf-8", "replace").decode("utf-8")

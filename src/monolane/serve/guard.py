@@ -1,4 +1,4 @@
-"""Who may ask: the API key, and the name by which a server without one was reached."""
+"""Access control: the API key, and, for a local server without one, a check of the Host header."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from monolane.serve.failures import HttpError
 
-OPEN_PATHS = ("/", "/health")  # and the playground's files: a page that asks for the key, and holds no secret
+OPEN_PATHS = ("/", "/health")  # and the playground's files: they hold no secret, and the page asks for the key
 OPEN_PREFIX = "/playground/"
 
 
 class Guard:
-    """Lets in whoever shows the key. Where there is none, and only this machine can connect, it still refuses a
-    browser that a stranger's page has sent here under the stranger's name (DNS rebinding).
+    """Refuses requests without the API key. Where the server has no key and listens on loopback only, it refuses
+    requests to any but local names: they come from a stranger's domain that points at this machine (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, api_key: str | None, only_local: bool) -> None:
@@ -38,22 +38,22 @@ class Guard:
             return HttpError(403, message, "permission_error")
         if self._digest is None or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return None
-        shown = shown_key(headers)
+        sent = sent_key(headers)
         # Digests have one length whatever the key's, and are compared in constant time.
-        if shown is not None and hmac.compare_digest(_digest(shown), self._digest):
+        if sent is not None and hmac.compare_digest(_digest(sent), self._digest):
             return None
         message = "The API key is missing or wrong: send it as Authorization: Bearer KEY, or as x-api-key."
         return HttpError(401, message, "authentication_error", code="invalid_api_key")
 
 
-def shown_key(headers: Mapping[str, str]) -> str | None:
-    """The key that a client sends, in OpenAI's way or in Anthropic's."""
+def sent_key(headers: Mapping[str, str]) -> str | None:
+    """The API key of a request: ``Authorization: Bearer`` as OpenAI has it, or ``x-api-key`` as Anthropic has it."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
 
 
 def is_local_name(host: str) -> bool:
-    """Whether a Host header can not have come by a stranger's name: localhost, or a plain address."""
+    """Whether a Host header names localhost or an IP address, and so no domain that a stranger controls."""
     name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
     name = name.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):

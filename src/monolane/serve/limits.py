@@ -1,4 +1,4 @@
-"""Bounds on what a request may make the server keep in memory, and on how long it may take to arrive."""
+"""Limits on the size of requests, and on how long they may take to arrive."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BODY_S = 30.0  # for the whole body to arrive
 
 
 class Limits:
-    """Refuses headers that are too large, and bodies that are too large or too slow while they arrive, whatever their
-    header claims."""
+    """Refuses headers that are too large, and bodies that are too large or too slow. Bodies are counted while they
+    arrive; the Content-Length header is not trusted."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._held = 0  # bytes of all bodies of requests under way
+        self._held = 0  # bytes of the bodies of all current requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if sum(len(name) + len(value) for name, value in scope.get("headers", ())) > MAX_HEADER_BYTES:
@@ -34,7 +34,7 @@ class Limits:
 
         async def counted() -> Message:
             nonlocal received, more
-            if not more:  # the body is there: what comes now is the client's leaving, whenever that is
+            if not more:  # the body is complete: what comes next is the disconnect, whenever that is
                 return await receive()
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):

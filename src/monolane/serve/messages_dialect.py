@@ -1,4 +1,4 @@
-"""How /v1/messages writes an answer: blocks that start, fill and stop."""
+"""The response format of /v1/messages: content blocks that start, grow and stop."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from monolane.engine.answer import Answer
 from monolane.engine.result import Completion, Delta
 from monolane.serve.answering import event
 from monolane.serve.failures import HttpError
-from monolane.serve.tools import Call, Part, Reader, parse_json
+from monolane.serve.tools import Call, Part, ToolParser, parse_json
 
 
 class MessagesDialect:
-    def __init__(self, model: str, answer: Answer, reader: Reader) -> None:
+    """Writes one answer."""
+
+    def __init__(self, model: str, answer: Answer, parser: ToolParser) -> None:
         self._model = model
         self._answer = answer
-        self._reader = reader
+        self._parser = parser
         self._id = f"msg_{uuid.uuid4().hex}"
         self._index = 0  # of the block that is open or comes next
         self._is_open = False
@@ -30,10 +32,10 @@ class MessagesDialect:
         yield _event("ping")
 
     def piece(self, delta: Delta) -> Iterator[str]:
-        yield from self._parts(self._reader.push(delta.text))
+        yield from self._parts(self._parser.push(delta.text))
 
     def end(self, result: Completion) -> Iterator[str]:
-        yield from self._parts(self._reader.flush())
+        yield from self._parts(self._parser.flush())
         yield from self._close()
         reason, stop = self._reason(result)
         ended = {"stop_reason": reason, "stop_sequence": stop}
@@ -45,7 +47,7 @@ class MessagesDialect:
 
     def whole(self, result: Completion) -> dict[str, Any]:
         blocks: list[dict[str, Any]] = []
-        for part in [*self._reader.push(result.text), *self._reader.flush()]:
+        for part in [*self._parser.push(result.text), *self._parser.flush()]:
             if isinstance(part, Call):
                 self._called = True
                 blocks.append(_tool_use(part, parse_json(part.arguments) or {}))
@@ -83,7 +85,7 @@ class MessagesDialect:
             self._index += 1
 
     def _reason(self, result: Completion) -> tuple[str, str | None]:
-        """Why it ended, and the stop sequence that ended it."""
+        """The stop reason, and the stop sequence where one ended the answer."""
         if result.finish_reason == "length":
             return "max_tokens", None
         if result.stop_string is not None:

@@ -1,4 +1,4 @@
-"""What a request to /v1/messages may say."""
+"""The request format of /v1/messages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pydantic import Field
 
 from monolane.engine.params import SamplingParams
 from monolane.serve.chat_request import FunctionName
-from monolane.serve.protocol import MOST_MESSAGES, Strict, function_tool
-from monolane.serve.service import MOST_TOOLS, Question
+from monolane.serve.protocol import MAX_MESSAGES, Strict, function_tool
+from monolane.serve.service import MAX_TOOLS, ChatTask
 
-Hint = dict[str, Any] | None  # accepted, and ignored: caching needs no hints here
+Ignored = dict[str, Any] | None  # accepted, and ignored: prefix caching, for example, needs no hints here
 
 
 class TextBlock(Strict):
     type: Literal["text"]
     text: str
-    cache_control: Hint = None
+    cache_control: Ignored = None
     citations: list[Any] | None = None
 
 
@@ -26,8 +26,8 @@ class ToolUseBlock(Strict):
     id: str
     name: str
     input: dict[str, Any] = Field(default_factory=dict)
-    cache_control: Hint = None
-    caller: Hint = None
+    cache_control: Ignored = None
+    caller: Ignored = None
 
 
 class ToolResultBlock(Strict):
@@ -35,11 +35,11 @@ class ToolResultBlock(Strict):
     tool_use_id: str
     content: str | list[TextBlock] = ""
     is_error: bool = False
-    cache_control: Hint = None
+    cache_control: Ignored = None
 
 
 class ThinkingBlock(Strict):
-    """What another model thought: our models are not told."""
+    """The reasoning of another model: it is left out of the prompt."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: str | None = None
@@ -55,7 +55,7 @@ class Message(Strict):
     content: str | list[Block]
 
     def plain(self) -> list[dict[str, Any]]:
-        """Messages as templates take them: each result of a tool is one of its own, before what the user says."""
+        """The messages for a chat template: each tool result is a message of its own, before the user's text."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results = [
@@ -80,7 +80,7 @@ class Tool(Strict):
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
-    cache_control: Hint = None
+    cache_control: Ignored = None
     eager_input_streaming: bool | None = None
     strict: bool | None = None
 
@@ -98,17 +98,17 @@ class ToolChoice(Strict):
 
 
 class CountRequest(Strict):
-    """The part that decides how long a prompt is."""
+    """The fields that determine the prompt."""
 
-    messages: list[Message] = Field(max_length=MOST_MESSAGES)
+    messages: list[Message] = Field(max_length=MAX_MESSAGES)
     model: str | None = None
     system: str | list[TextBlock] | None = None
-    tools: list[Tool] = Field(default=[], max_length=MOST_TOOLS)
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
     tool_choice: ToolChoice = ToolChoice(type="auto")
-    # Accepted, and ignored: our models answer without them.
-    thinking: Hint = None
-    context_management: Hint = None
-    output_config: Hint = None
+    # Accepted, and ignored.
+    thinking: Ignored = None
+    context_management: Ignored = None
+    output_config: Ignored = None
 
     def plain_messages(self) -> list[dict[str, Any]]:
         system = [] if self.system is None else [{"role": "system", "content": _text(self.system, "\n\n")}]
@@ -129,8 +129,8 @@ class MessagesRequest(CountRequest):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
 
-    def question(self) -> Question:
-        return Question(
+    def task(self) -> ChatTask:
+        return ChatTask(
             messages=self.plain_messages(),
             params=SamplingParams(
                 max_tokens=self.max_tokens,

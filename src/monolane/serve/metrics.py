@@ -1,4 +1,4 @@
-"""Numbers for Prometheus. Names that vLLM has too are spelled as there, so that its dashboards work."""
+"""Prometheus metrics. Those that vLLM has too carry its names, so that its dashboards work."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TOKENS = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 10
 
 
 class Metrics:
-    """Totals are the engine's own counters, read when asked for; distributions are kept here. ``ceiling`` knows what
-    can be read in bytes/s, or None."""
+    """Totals are the engine's own counters, read at every scrape; histograms are kept here. ``ceiling`` gives the
+    measured read bandwidth of the machine in bytes/s; None where it was not measured."""
 
     def __init__(self, engine: AsyncEngine, model: str, ceiling: Callable[[], float | None]) -> None:
         self._registry = CollectorRegistry()
@@ -38,7 +38,7 @@ class Metrics:
         self._made = histogram("vllm:request_generation_tokens", "Tokens of answers.", TOKENS)
 
     def observe(self, result: Completion) -> None:
-        """An answer is complete."""
+        """Count a complete answer."""
         timings = result.timings
         first_s, each_us = timings.first_token_s, timings.decode_us_per_token
         self._queue.observe(timings.queue_s)
@@ -58,6 +58,8 @@ class Metrics:
 
 
 class _Totals:
+    """The engine's counters as metrics."""
+
     def __init__(self, engine: AsyncEngine, model: str, metrics: Metrics) -> None:
         self._engine, self._model, self._metrics = engine, model, metrics
 

@@ -1,4 +1,4 @@
-"""The playground: a page at ``/``, its files, and what it needs to know about the machine."""
+"""The playground: the page at ``/``, its files, and ``/machine``, which describes model and machine to it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from starlette.types import Scope
 
 FILES = Path(__file__).with_name("playground")
 
-# The page loads its own files, talks to its own server, and nothing else. Trusted Types: no text ever becomes markup.
+# The page loads files of its own server, and connects to nothing else. Trusted Types: no text can become markup.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; frame-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 
-# What a model wrote runs in the preview: an origin of its own that may draw and compute, and reach nobody. The policy
-# covers everything that loads; the allowlist, in browsers that have it, connections of any other kind (WebRTC) too.
+# HTML that a model wrote runs in the preview: an origin of its own, which may draw and compute but not connect. The
+# policy covers everything that loads; the allowlist, in browsers that have it, other connections (WebRTC) too.
 PREVIEW_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "media-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'; "
@@ -30,7 +30,7 @@ PREVIEW_POLICY = (
 )
 
 HEADERS = {
-    "Cache-Control": "no-cache",  # kept, and asked about each time: an upgraded server shows its new page at once
+    "Cache-Control": "no-cache",  # kept, and revalidated each time: an upgraded server shows its new page at once
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
@@ -39,25 +39,24 @@ HEADERS = {
     "X-DNS-Prefetch-Control": "off",
 }
 
-
 PREVIEW_HEADERS = {"Content-Security-Policy": PREVIEW_POLICY, "Connection-Allowlist": "()"}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is served, and on what."""
+    """The model that is served, and the machine it runs on."""
 
     model: str
-    device: str  # for people: "NVIDIA H200", "cpu (2 x avx512)"
+    device: str  # a description for people, such as "cpu (2 x avx512)"
     bytes_per_token: int  # weights read for each decoded token
-    ceiling_bytes_per_s: float | None  # the read bandwidth this machine really gives; None: not measured
+    ceiling_bytes_per_s: float | None  # the measured read bandwidth of the machine; None: not measured
     context: int  # tokens of prompt and answer together
 
 
 def add_playground(app: FastAPI, machine: Callable[[], Machine]) -> None:
-    """Serve the page. ``machine`` is called for each ``GET /machine``; while the model loads, it raises what the other
-    routes raise. The page and its files hold no secrets and need no key (the page asks for it); ``/machine`` does."""
-    mimetypes.add_type("text/javascript", ".js")  # some systems' own tables say otherwise, and nosniff is strict
+    """Serve the page. ``machine`` is called for each ``GET /machine``; while the model loads, it raises NotReadyError.
+    The page and its files hold no secrets and need no API key; ``/machine`` needs it."""
+    mimetypes.add_type("text/javascript", ".js")  # some systems map it to another type, which nosniff would refuse
     files = _Files(directory=FILES)
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
@@ -72,7 +71,7 @@ def add_playground(app: FastAPI, machine: Callable[[], Machine]) -> None:
 
 
 class _Files(StaticFiles):
-    """Files with the headers that keep the page to itself, and the preview in its box."""
+    """Files with the headers that isolate the page and the preview."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200

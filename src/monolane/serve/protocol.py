@@ -1,4 +1,4 @@
-"""What the APIs have in common: strictness, the fields that choose tokens, and how much an answer used."""
+"""What the APIs have in common: strict validation, the sampling fields, token usage."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from monolane.engine.params import SamplingParams
 from monolane.engine.result import Completion
 from monolane.errors import UsageError
 
-MOST_MESSAGES = 10_000
+MAX_MESSAGES = 10_000
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
 class Strict(BaseModel):
-    """Nothing unknown, nothing converted; null is the same as absent, as clients like to send it."""
+    """Unknown fields are refused and types are not converted. Null counts as absent, because clients send it so."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -28,12 +28,12 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # usage so far with every piece
+    continuous_usage_stats: bool = False  # usage so far in every chunk
     include_obfuscation: bool = False  # accepted, and ignored
 
 
 class SamplingFields(Strict):
-    """Fields and defaults as in OpenAI's API, and those its users know from other engines."""
+    """Fields and defaults of OpenAI's API, and the further fields that vLLM has."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -58,7 +58,7 @@ class SamplingFields(Strict):
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
-            top_k=0 if self.top_k == -1 else self.top_k,  # -1: all, as vLLM says it
+            top_k=0 if self.top_k == -1 else self.top_k,  # -1 means all tokens, as in vLLM
             top_p=self.top_p,
             min_p=self.min_p,
             seed=self.seed,
@@ -87,7 +87,7 @@ def usage_so_far(prompt_tokens: int, made: int, cached_tokens: int) -> dict[str,
 
 
 def function_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A function as chat templates expect it."""
+    """A function in the format that chat templates expect."""
     function = {"name": name, "description": description or "", "parameters": parameters or {"type": "object"}}
     return {"type": "function", "function": function}
 

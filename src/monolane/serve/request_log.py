@@ -1,4 +1,4 @@
-"""One line of the log for each request, as key=value pairs that people can read and programs can split."""
+"""The request log: one line of key=value pairs for each request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGGER = logging.getLogger("monolane.serve")
 LEVELS = ("debug", "info", "warning", "error")
-QUIET_PATHS = ("/", "/health", "/metrics", "/machine")  # asked for all the time by pages and monitors
+QUIET_PATHS = ("/", "/health", "/metrics", "/machine")  # polled by pages and monitors: logged at level debug
 QUIET_PREFIX = "/playground/"
 
 _NOTES = "monolane.notes"
@@ -21,11 +21,13 @@ _PLAIN = re.compile(r"[\w.:/+-]+")
 
 
 def note(scope: Scope, **pairs: Any) -> None:
-    """Something about this request for its line in the log."""
+    """Add key=value pairs to the log line of this request."""
     scope.setdefault(_NOTES, {}).update(pairs)
 
 
 class RequestLog:
+    """The middleware that writes the line."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -62,13 +64,13 @@ def pairs(values: dict[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.6f}".rstrip("0").rstrip(".")  # microseconds, without zeros that say nothing
+        return f"{value:.6f}".rstrip("0").rstrip(".")  # microseconds, without trailing zeros
     text = str(value)[:300]
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def set_up(level: str) -> None:
-    """Log to stderr from this level on; uvicorn's own words too, where they matter."""
+    """Log to stderr from this level on; of uvicorn's own messages, warnings and errors."""
     handler = logging.StreamHandler()
     formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
@@ -84,8 +86,8 @@ def set_up(level: str) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """We close connections of clients that do not read on purpose, or end with them open; uvicorn takes that for a
-    mistake."""
+    """Whether a message of uvicorn is worth logging. Connections of clients that do not read are closed on purpose, or
+    are still open when the server ends; uvicorn reports both as errors."""
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False
     return not record.getMessage().startswith(("ASGI callable returned without", "Cancel "))

@@ -1,4 +1,4 @@
-"""How /v1/responses writes an answer: items that open, fill and close, each step an event with a number."""
+"""The response format of /v1/responses: output items that open, grow and close, each step a numbered event."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from monolane.engine.result import Completion, Delta
 from monolane.serve.answering import event
 from monolane.serve.failures import HttpError
 from monolane.serve.responses_request import ResponsesRequest
-from monolane.serve.tools import Call, Part, Reader
+from monolane.serve.tools import Call, Part, ToolParser
 
 
 class ResponsesDialect:
-    def __init__(self, model: str, request: ResponsesRequest, reader: Reader) -> None:
-        self._reader = reader
+    """Writes one answer."""
+
+    def __init__(self, model: str, request: ResponsesRequest, parser: ToolParser) -> None:
+        self._parser = parser
         self._number = 0
-        self._items: list[dict[str, Any]] = []  # those that are complete
+        self._items: list[dict[str, Any]] = []  # complete ones
         self._text: str | None = None  # of the message that is open
         self._message_id = ""
         self._response = _frame(model, request)
@@ -28,10 +30,10 @@ class ResponsesDialect:
             yield self._event(kind, response=self._response)
 
     def piece(self, delta: Delta) -> Iterator[str]:
-        yield from self._parts(self._reader.push(delta.text))
+        yield from self._parts(self._parser.push(delta.text))
 
     def end(self, result: Completion) -> Iterator[str]:
-        yield from self._parts(self._reader.flush())
+        yield from self._parts(self._parser.flush())
         yield from self._close_message()
         body = self._complete(result)
         yield self._event(f"response.{body['status']}", response=body)
@@ -41,7 +43,7 @@ class ResponsesDialect:
         yield self._event("response.failed", response=self._response | {"status": "failed", "error": told})
 
     def whole(self, result: Completion) -> dict[str, Any]:
-        for _ in self._parts([*self._reader.push(result.text), *self._reader.flush()]):
+        for _ in self._parts([*self._parser.push(result.text), *self._parser.flush()]):
             pass
         for _ in self._close_message():
             pass
@@ -132,7 +134,7 @@ def _text_part(text: str) -> dict[str, Any]:
 
 
 def _frame(model: str, request: ResponsesRequest) -> dict[str, Any]:
-    """The response before there is anything in it; what was asked is repeated, as clients expect."""
+    """The response without its output; it repeats the fields of the request, as clients expect."""
     asked = request.model_dump(by_alias=True, exclude_none=True)
     return {
         "id": f"resp_{uuid.uuid4().hex}",

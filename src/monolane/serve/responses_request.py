@@ -1,4 +1,4 @@
-"""What a request to /v1/responses may say."""
+"""The request format of /v1/responses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pydantic import BaseModel, Field
 
 from monolane.engine.params import SamplingParams
 from monolane.serve.chat_request import ANY_OBJECT, FunctionName, json_object
-from monolane.serve.protocol import MOST_MESSAGES, Strict, function_tool
-from monolane.serve.service import MOST_TOOLS, Question
+from monolane.serve.protocol import MAX_MESSAGES, Strict, function_tool
+from monolane.serve.service import MAX_TOOLS, ChatTask
 
 
 class TextContent(Strict):
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: list[Any] | None = None  # this and logprobs: sent back as they were given
+    annotations: list[Any] | None = None  # this and logprobs: clients send them back as they got them
     logprobs: list[Any] | None = None
 
 
@@ -57,7 +57,7 @@ class OutputItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """What another model thought: our models are not told."""
+    """The reasoning of another model: it is left out of the prompt."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -85,7 +85,8 @@ class FunctionTool(Strict):
 
 
 class OtherTool(BaseModel):
-    """What Codex always offers besides functions. Our models are not told; the answer says which tools they were."""
+    """Tools that Codex always offers besides functions. They are left out of the prompt; ``tools`` of the response has
+    the functions alone."""
 
     type: Literal["custom", "local_shell", "namespace", "web_search"]
 
@@ -126,7 +127,7 @@ class TextOptions(Strict):
 
 
 class ResponsesRequest(Strict):
-    input: str | Annotated[list[Item], Field(max_length=MOST_MESSAGES)]
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -135,14 +136,14 @@ class ResponsesRequest(Strict):
     stream: bool = False
     text: TextOptions = TextOptions()
     tools: list[Annotated[FunctionTool | OtherTool, Field(discriminator="type")]] = Field(
-        default=[], max_length=MOST_TOOLS
+        default=[], max_length=MAX_TOOLS
     )
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
-    # Nothing is kept between requests: conversations are sent whole.
+    # No conversation is stored: clients send it whole in every request.
     store: bool | None = None
     background: Literal[False] = False
-    # Accepted, and ignored: they change nothing about the answer.
+    # Accepted, and ignored: they do not change the answer.
     metadata: dict[str, Any] | None = None
     user: str | None = None
     include: list[str] | None = None
@@ -158,13 +159,13 @@ class ResponsesRequest(Strict):
     def functions(self) -> list[FunctionTool]:
         return [tool for tool in self.tools if isinstance(tool, FunctionTool)]
 
-    def question(self) -> Question:
+    def task(self) -> ChatTask:
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages = [plain for item in items if (plain := item.plain()) is not None]
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
         choice = self.tool_choice
-        return Question(
+        return ChatTask(
             messages=_joined(messages),
             params=SamplingParams(max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p),
             tools=[tool.plain() for tool in self.functions],
@@ -175,8 +176,8 @@ class ResponsesRequest(Strict):
 
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Text and calls of one answer are items of their own here, and one message for a template. Templates also know
-    but one message from the system, at the beginning."""
+    """The messages as chat templates take them. Text and calls of one answer, which are separate items here, become one
+    message, and so do consecutive system messages."""
     result: list[dict[str, Any]] = []
     for message in messages:
         before = result[-1] if result else {"role": None}

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's three ways to ask, Anthropic's, and what other engines' users know besides."""
+"""The routes: OpenAI's three, Anthropic's, and those that users of vLLM know besides."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from monolane.serve import metrics
 from monolane.serve.answering import respond
 from monolane.serve.chat_dialect import ChatDialect
 from monolane.serve.chat_request import ChatMessage, ChatRequest, Tool
-from monolane.serve.completions import MOST_PROMPT_TOKENS, CompletionDialect, CompletionRequest
+from monolane.serve.completions import MAX_PROMPT_TOKENS, CompletionDialect, CompletionRequest
 from monolane.serve.messages_dialect import MessagesDialect
 from monolane.serve.messages_request import CountRequest, MessagesRequest
-from monolane.serve.protocol import MOST_MESSAGES, Strict
+from monolane.serve.protocol import MAX_MESSAGES, Strict
 from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
-from monolane.serve.service import MOST_TOOLS, Service
+from monolane.serve.service import MAX_TOOLS, Service
 
 
 class TokenizeRequest(Strict):
@@ -29,13 +29,13 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool = True
-    messages: Annotated[list[ChatMessage], Field(max_length=MOST_MESSAGES)] | None = None
-    tools: list[Tool] = Field(default=[], max_length=MOST_TOOLS)
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
 
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: Annotated[list[int], Field(max_length=MOST_PROMPT_TOKENS)]
+    tokens: Annotated[list[int], Field(max_length=MAX_PROMPT_TOKENS)]
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
@@ -47,9 +47,9 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)
-        asked = await service.ask(body.question())
-        dialect = ChatDialect(service.model_id, service.token_json, asked.answer, asked.reader, body.stream_options)
-        return await respond(service, request, asked.answer, dialect, body.stream)
+        answer, parser = await service.submit(body.task())
+        dialect = ChatDialect(service.model_id, service.token_json, answer, parser, body.stream_options)
+        return await respond(service, request, answer, dialect, body.stream)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -61,18 +61,18 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         service.check_model(body.model)
-        asked = await service.ask(body.question())
-        dialect = ResponsesDialect(service.model_id, body, asked.reader)
-        return await respond(service, request, asked.answer, dialect, body.stream)
+        answer, parser = await service.submit(body.task())
+        dialect = ResponsesDialect(service.model_id, body, parser)
+        return await respond(service, request, answer, dialect, body.stream)
 
 
 def _add_anthropic(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages", response_model=None)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         service.check_model(body.model)
-        asked = await service.ask(body.question())
-        dialect = MessagesDialect(service.model_id, asked.answer, asked.reader)
-        return await respond(service, request, asked.answer, dialect, body.stream)
+        answer, parser = await service.submit(body.task())
+        dialect = MessagesDialect(service.model_id, answer, parser)
+        return await respond(service, request, answer, dialect, body.stream)
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountRequest) -> dict[str, int]:

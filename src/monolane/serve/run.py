@@ -1,4 +1,4 @@
-"""The server as a process: its socket, the model that loads while it listens, its end."""
+"""The server process: it listens at once, loads the model meanwhile, and ends gracefully."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from monolane.serve.connections import IDLE_S, bounded
 from monolane.serve.limits import MAX_HEADER_BYTES
 from monolane.serve.service import Service
 
-DRAIN_S = 3.0  # what requests under way get to end after Ctrl-C
+DRAIN_S = 3.0  # for accepted requests to end after Ctrl-C
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the server meets the world."""
+    """Where the server listens, and who may connect."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -32,7 +32,7 @@ class Settings:
 
 
 def serve(service: Service, settings: Settings, say: Callable[[str], None]) -> None:
-    """Listen at once, load in the background, serve until told to stop. What goes wrong with the load is raised."""
+    """Listen at once, load the model in the background, serve until SIGINT or SIGTERM. A failed load raises."""
     listener = listen(settings.host, settings.port)
     url = address(listener)
     if settings.api_key is None and not is_loopback(listener):
@@ -52,7 +52,7 @@ def serve(service: Service, settings: Settings, say: Callable[[str], None]) -> N
 
 
 class Server(uvicorn.Server):
-    """Starts the engine once it listens, and closes it with the connections: an answer under way gets a moment."""
+    """Starts the engine once the server listens, and closes it together with the connections: requests get DRAIN_S."""
 
     def __init__(
         self, service: Service, settings: Settings, ready: Callable[[], None], only_local: bool = True
@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_keep_alive=IDLE_S,
-            timeout_graceful_shutdown=round(2 * DRAIN_S),  # for clients that do not read: nobody waits for them
+            timeout_graceful_shutdown=round(2 * DRAIN_S),  # a client that does not read cannot delay the end longer
         )
         super().__init__(config)
         self._service = service
@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
         try:
             await self._service.engine.start()
         except NotReadyError:
-            pass  # told to stop while it loads
+            pass  # the server was stopped while the model was loading
         except Exception as error:
             self.failure = error
             self.should_exit = True
@@ -99,7 +99,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, or an error that says which of host and port to change. Port 0: any free one."""
+    """A listening socket; port 0 takes any free one. Errors say which of host and port to change."""
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server((host, port), family=family)

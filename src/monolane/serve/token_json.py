@@ -1,5 +1,5 @@
-"""Tokens and their probabilities as JSON. At 5,000 tok/s with five alternatives each these are 30,000 entries a second,
-so what does not change about a token is written once and kept, and an answer's piece is put together as one text."""
+"""Logprobs as JSON. At 5,000 tok/s with five alternatives each there are 30,000 entries a second, so the JSON of each
+token is encoded once and kept, and a chunk is put together as one string."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import msgspec
 
 from monolane.engine.result import TokenLogprob
 
-MOST_KEPT = 1 << 14  # tokens whose spelling is kept
+MAX_KEPT = 1 << 14  # tokens whose JSON is kept
 
 
 class TokenJson:
-    """Spells the tokens of one model, whose bytes ``token_bytes`` knows."""
+    """The JSON of one model's tokens. ``token_bytes`` gives the bytes of a token."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        @lru_cache(MOST_KEPT)
+        @lru_cache(MAX_KEPT)
         def text(token: int) -> str:
             return token_bytes(token).decode("utf-8", "replace")
 
-        @lru_cache(MOST_KEPT)
+        @lru_cache(MAX_KEPT)
         def entry(token: int) -> str:
-            # A token may be a part of a character: then its text is a stand-in, and its bytes tell the truth.
+            # A token may be a part of a character: then its text has a replacement character, and its bytes are exact.
             spelled = {"token": text(token), "bytes": list(token_bytes(token))}
             return msgspec.json.encode(spelled).decode()[:-1] + ',"logprob":'
 
         self.text = text
-        self._entry = entry  # of a token, up to its logprob
+        self._entry = entry  # the JSON of a token, up to its logprob
 
     def logprobs(self, entries: Iterable[TokenLogprob]) -> msgspec.Raw:
-        """As OpenAI's chat API has them. Logprobs are finite, so that Python writes them as JSON does."""
+        """Logprobs in the format of OpenAI's chat API. They are finite, so that Python writes them as JSON does."""
         entry = self._entry
         content = [
             f'{entry(found.token_id)}{found.logprob!r},"top_logprobs":['

@@ -1,4 +1,4 @@
-"""Functions that a model may call: how its family writes a call, and how calls are found in what it wrote."""
+"""Tool calls: how a model's family writes them, how they are parsed from an answer, and a grammar that forces them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from monolane.engine.language import Language
+from monolane.engine.chat_tokenizer import ChatTokenizer
 from monolane.errors import MonolaneError
 
 Style = Literal["hermes", "llama", "mistral"]
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"  # hermes: what Qwen writes around each call
+OPEN, CLOSE = "<tool_call>", "</tool_call>"  # hermes style: Qwen writes these around each call
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function that the model wants called; ``arguments`` is a JSON text."""
+    """A function call by the model; ``arguments`` is JSON in a string."""
 
     name: str
     arguments: str
@@ -28,22 +28,22 @@ class Call:
 Part = str | Call
 
 
-class Reader(Protocol):
-    """Finds the calls in an answer, however it is cut into pieces."""
+class ToolParser(Protocol):
+    """Finds the tool calls in an answer that arrives in pieces."""
 
     def push(self, text: str) -> list[Part]:
-        """More of the answer in; what is known by now out."""
+        """Add text. The result is the text and the calls that are certain by now."""
 
     def flush(self) -> list[Part]:
-        """No more comes: what was held back."""
+        """No more text comes. The result is what was held back."""
 
 
-def style_of(language: Language) -> Style | None:
-    """How a template tells its model to write calls, by what it makes of a function; None: it leaves functions out."""
+def style_of(tokenizer: ChatTokenizer) -> Style | None:
+    """How the chat template makes the model write calls, from how it renders a function; None where it renders none."""
     name = "look_up_the_weather"
     tool = {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
     try:
-        shown = language.rendered([{"role": "user", "content": "Hi"}], [tool])
+        shown = tokenizer.rendered([{"role": "user", "content": "Hi"}], [tool])
     except MonolaneError:
         return None
     if name not in shown:
@@ -53,17 +53,19 @@ def style_of(language: Language) -> Style | None:
     return "mistral" if "[AVAILABLE_TOOLS]" in shown else "llama"
 
 
-def reader_for(style: Style | None, names: Sequence[str], parallel: bool) -> Reader:
-    """``names``: the functions that were offered; without them, or a style, everything is text."""
+def parser_for(style: Style | None, names: Sequence[str], parallel: bool) -> ToolParser:
+    """``names``: the functions that the request offers. Without them, or without a style, all of the answer is text."""
     if style is None or not names:
-        return PlainReader()
-    reader = JsonReader(
-        "[" if style == "mistral" else "{", names, TaggedReader() if style == "hermes" else PlainReader()
+        return PlainParser()
+    parser = JsonParser(
+        "[" if style == "mistral" else "{", names, TaggedParser() if style == "hermes" else PlainParser()
     )
-    return reader if parallel else FirstCall(reader)
+    return parser if parallel else FirstCallParser(parser)
 
 
-class PlainReader:
+class PlainParser:
+    """Takes everything for text."""
+
     def push(self, text: str) -> list[Part]:
         return [text] if text else []
 
@@ -71,8 +73,8 @@ class PlainReader:
         return []
 
 
-class TaggedReader:
-    """Calls between tags, anywhere in the text. White space around them belongs to them."""
+class TaggedParser:
+    """Parses calls between tags, anywhere in the text. White space around a call is dropped."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -93,7 +95,7 @@ class TaggedReader:
             self._inside = not self._inside
         if not self._inside:
             safe = len(self._held) - _beginning_of(OPEN, self._held)
-            safe = len(self._held[:safe].rstrip())  # white space may turn out to lead to a call
+            safe = len(self._held[:safe].rstrip())  # white space before a call is dropped, so it must wait
             parts += self._text(self._held[:safe])
             self._held = self._held[safe:]
         return parts
@@ -102,7 +104,7 @@ class TaggedReader:
         held, self._held = self._held, ""
         if not self._inside:
             return self._text(held)
-        call = parse_call(held)  # it ended within a call: whole but for its tag, or not a call at all
+        call = parse_call(held)  # the answer ended within a call: complete but for its tag, or no call
         return [call or OPEN + held]
 
     def _text(self, text: str) -> list[Part]:
@@ -112,11 +114,11 @@ class TaggedReader:
         return [text] if text else []
 
 
-class JsonReader:
-    """The answer as a whole is a call, or a list of them: Llama, Mistral, and small Qwens that forget their tags.
-    Anything else is left to another reader."""
+class JsonParser:
+    """Parses an answer that is a call, or a list of calls, as a whole: Llama, Mistral, and small Qwens that forget
+    their tags. Any other answer is left to another parser."""
 
-    def __init__(self, opening: str, names: Sequence[str], otherwise: Reader) -> None:
+    def __init__(self, opening: str, names: Sequence[str], otherwise: ToolParser) -> None:
         self._opening = opening
         self._names = frozenset(names)
         self._otherwise = otherwise
@@ -148,18 +150,18 @@ class JsonReader:
         return list(known) if len(known) == len(calls) else []
 
 
-class FirstCall:
-    """Where a client wants one call at a time: the first, and nothing after it."""
+class FirstCallParser:
+    """Drops everything after the first call, for clients that allow one call per answer."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
         self._called = False
 
     def push(self, text: str) -> list[Part]:
-        return self._until_call(self._reader.push(text))
+        return self._until_call(self._parser.push(text))
 
     def flush(self) -> list[Part]:
-        return self._until_call(self._reader.flush())
+        return self._until_call(self._parser.flush())
 
     def _until_call(self, parts: list[Part]) -> list[Part]:
         kept = []
@@ -175,7 +177,7 @@ def parse_call(text: str) -> Call | None:
 
 
 def call_of(value: Any) -> Call | None:
-    """{"name": …, "arguments": {…}}; Llama says "parameters"."""
+    """A call written as {"name": …, "arguments": {…}}; Llama has "parameters" instead. None for anything else."""
     match value:
         case {"name": str(name), "arguments": arguments} | {"name": str(name), "parameters": arguments} if name:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -185,7 +187,7 @@ def call_of(value: Any) -> Call | None:
 
 
 def parse_json(text: str) -> Any:
-    """None where it is not JSON."""
+    """The value of a JSON text; None where it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -193,12 +195,12 @@ def parse_json(text: str) -> Any:
 
 
 def _beginning_of(tag: str, text: str) -> int:
-    """How many characters at the end of ``text`` may be the beginning of ``tag``."""
+    """The number of characters at the end of ``text`` that may be the beginning of ``tag``."""
     return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)
 
 
 def call_grammar(style: Style, functions: Sequence[tuple[str, dict[str, Any]]], parallel: bool) -> str:
-    """A grammar, as llguidance reads it, in which an answer is at least one call of these (name, schema) functions."""
+    """A Lark grammar for llguidance: the answer is at least one call of these functions, given as (name, schema)."""
     key = "parameters" if style == "llama" else "arguments"
     rules = []
     for i, (name, schema) in enumerate(functions):

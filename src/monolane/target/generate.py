@@ -38,14 +38,14 @@ def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
 def constants(program: Program, integers: dict[str, int]) -> list[str]:
     """Sizes and the numbers of sampling, as C++ constants inside the namespace."""
     integers = integers | {
-        "kLogitBits": sample.SCORE_BITS,
+        "kLogitBits": sample.LOGIT_BITS,
         "kFactorBits": sample.FACTOR_BITS,
         "kShareBits": sample.SHARE_BITS,
         "kExponentBits": sample.EXPONENT_BITS,
         "kTimeBits": sample.TIME_BITS,
         "kNoiseBits": sample.NOISE_BITS,
     }
-    unit_rate = sample.Sampling(temperature=1.0).fixed().rate
+    unit_rate = sample.Sampling(temperature=1.0).rate
     wide = {
         "kWeightBits": sample.WEIGHT_BITS,
         "kLn2Q32": sample.LN2_Q32,
@@ -57,7 +57,7 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
         *integer_constants(integers),
         *(f"constexpr uint64_t {name} = {value}u;" for name, value in wide.items()),
         f"constexpr int64_t kDistanceLimit = {sample.DISTANCE_LIMIT};",
-        f"constexpr float kLogitLimit = {literal(sample.SCORE_LIMIT)};",
+        f"constexpr float kLogitLimit = {literal(sample.LOGIT_LIMIT)};",
         f"constexpr float kScale = {literal(program.attention.scale)};",
     ]
 

@@ -23,7 +23,7 @@ class InterpreterTarget:
     def __init__(self, tape: Tape, context: int) -> None:
         self.name = "interpreter (NumPy)"
         self.context = context
-        self.slots = 1
+        self.caches = 1
         self.stall_s = math.inf
         self.bytes_per_token = tape.plan.bytes_per_token
         self._tape = tape
@@ -35,7 +35,7 @@ class InterpreterTarget:
             raise TargetError("A request is still running.", "Wait for it, or abort it.")
         return InterpreterRun(self._interpreter, request, self._running)
 
-    def copy(self, source: int, slot: int, tokens: int) -> None:
+    def copy(self, source: int, destination: int, tokens: int) -> None:
         """Nothing to do: there is one cache."""
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:

@@ -18,6 +18,7 @@ from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_tape
 from monolane.progress import Progress, Silent
 from monolane.target.base import Target
+from monolane.target.caches import resident_caches
 from monolane.target.cpu import machine
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.generate import generate
@@ -27,7 +28,6 @@ from monolane.target.cpu.runtime import CpuTarget, cache_sizes
 from monolane.target.cuda.opening import find_gpu, open_cuda, required_gpu, unused_gpu
 from monolane.target.generate import LAYOUT
 from monolane.target.interpreter import InterpreterTarget
-from monolane.target.slots import resident_slots
 from monolane.target.structs import Entry
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def open_target(
     pinned = cores[: plan.workers] if plan.workers <= len(cores) else None
     if pinned is None:
         progress.note(f"{plan.workers} workers share {len(cores)} cores: that is slower than one worker per core.")
-    slots = resident_slots(sum(cache_sizes(plan.program, context)), machine.available_memory())
-    return CpuTarget(library, tape, context, pinned, f"cpu ({plan.workers} x {level.name})", slots=slots)
+    caches = resident_caches(sum(cache_sizes(plan.program, context)), machine.available_memory())
+    return CpuTarget(library, tape, context, pinned, f"cpu ({plan.workers} x {level.name})", caches=caches)
 
 
 def _choose_gpu(device: str, workers: int | None, progress: Progress) -> Device | None:

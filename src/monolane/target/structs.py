@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ctypes import Structure, c_int32, c_int64, c_uint64, c_void_p
 from enum import IntEnum
 
+from monolane.program import sample
 from monolane.program.plan import Plan
-from monolane.program.sample import MAX_LOGPROBS, Choice, FixedSampling
 from monolane.target import cpp
 from monolane.target.base import Finish, Token
 
@@ -93,15 +93,15 @@ class Entry(Structure):
         ("time_ns", c_int64),
         ("distance", c_int64),  # highest fixed-point logit minus this token's
         ("total", c_uint64),  # sum of all weights
-        ("top_distances", c_int64 * MAX_LOGPROBS),
-        ("top_tokens", c_int32 * MAX_LOGPROBS),
+        ("top_distances", c_int64 * sample.MAX_LOGPROBS),
+        ("top_tokens", c_int32 * sample.MAX_LOGPROBS),
     ]
 
 
 def definitions() -> list[str]:
     """All of these in C++."""
     return [
-        f"constexpr int kMaxLogprobs = {MAX_LOGPROBS};",
+        f"constexpr int kMaxLogprobs = {sample.MAX_LOGPROBS};",
         cpp.enum(Status),
         *(line for kind in (Segment, Bias, Sampling, Request, Entry) for line in cpp.struct(kind)),
     ]
@@ -113,25 +113,26 @@ def segment_table(plan: Plan) -> ctypes.Array[Segment]:
     return (Segment * len(rows))(*rows)
 
 
-def bias_table(fixed: FixedSampling) -> ctypes.Array[Bias]:
-    return (Bias * len(fixed.bias))(*(Bias(token, 0, value) for token, value in fixed.bias))
+def bias_table(sampling: sample.Sampling) -> ctypes.Array[Bias]:
+    entries = [Bias(token, 0, value) for token, value in sampling.bias]
+    return (Bias * len(entries))(*entries)
 
 
-def sampling_struct(fixed: FixedSampling, bias: int) -> Sampling:
-    """``bias``: where the kernel finds the table of biases."""
+def sampling_struct(sampling: sample.Sampling, bias: int) -> Sampling:
+    """``bias``: the address at which the kernel finds ``bias_table``."""
     return Sampling(
-        greedy=fixed.greedy,
-        top_k=fixed.top_k,
-        rate=fixed.rate,
-        top_p=fixed.top_p,
-        min_weight=fixed.min_weight,
-        seed=fixed.seed,
-        repeat_up=fixed.repeat_up,
-        repeat_down=fixed.repeat_down,
-        presence=fixed.presence,
-        frequency=fixed.frequency,
+        greedy=sampling.greedy,
+        top_k=sampling.top_k,
+        rate=sampling.rate,
+        top_p=sampling.top_share,
+        min_weight=sampling.min_weight,
+        seed=sampling.seed,
+        repeat_up=sampling.repeat_up,
+        repeat_down=sampling.repeat_down,
+        presence=sampling.presence,
+        frequency=sampling.frequency,
         bias=bias,
-        bias_count=len(fixed.bias),
+        bias_count=len(sampling.logit_bias),
     )
 
 
@@ -139,7 +140,7 @@ def token_of(entry: Entry, logprobs: bool) -> Token:
     """A token for the engine."""
     if not logprobs:
         return Token(entry.token, entry.time_ns)
-    choice = Choice(entry.token, entry.distance, entry.total)
-    count = min(entry.top_count, MAX_LOGPROBS)
+    choice = sample.Choice(entry.token, entry.distance, entry.total)
+    count = min(entry.top_count, sample.MAX_LOGPROBS)
     top = tuple((entry.top_tokens[i], choice.logprob(entry.top_distances[i])) for i in range(count))
     return Token(entry.token, entry.time_ns, choice.logprob(entry.distance), top)

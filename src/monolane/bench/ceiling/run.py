@@ -38,8 +38,8 @@ GPU_METHOD = (
 
 
 @dataclass(frozen=True)
-class How:
-    """What is asked for; mistakes are found before anything runs."""
+class Options:
+    """The options of the command; mistakes are found before anything runs."""
 
     device: str
     out: Path | None  # the result as JSON
@@ -52,18 +52,18 @@ class How:
         output_path.check(self.picture, "ceiling.svg")
 
 
-def run(how: How, say: Say) -> dict[str, Any]:
+def run(options: Options, say: Say) -> dict[str, Any]:
     """Measure, keep for other commands, write what is asked for."""
-    on_gpu = how.device == "cuda" or (how.device == "auto" and find_gpu() is not None)
+    on_gpu = options.device == "cuda" or (options.device == "auto" and find_gpu() is not None)
     result = _gpu(say) if on_gpu else _cpu(say)
     try:
         store.keep(result)
     except ResourceError as error:  # the result is there all the same
         say(f"not kept for other commands: {error}")
-    if how.out is not None:
-        output_path.write(how.out, json.dumps(result, indent=2) + "\n")
-    if how.picture is not None:
-        output_path.write(how.picture, ceiling_picture.text(result))
+    if options.out is not None:
+        output_path.write(options.out, json.dumps(result, indent=2) + "\n")
+    if options.picture is not None:
+        output_path.write(options.picture, ceiling_picture.text(result))
     return result
 
 
@@ -114,7 +114,8 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it (.svg)")
     asked = parser.parse_args()
     try:
-        result = run(How(asked.device, asked.out, asked.picture), lambda text: print(text, file=sys.stderr, flush=True))
+        options = Options(asked.device, asked.out, asked.picture)
+        result = run(options, lambda text: print(text, file=sys.stderr, flush=True))
     except MonolaneError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

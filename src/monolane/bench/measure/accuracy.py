@@ -63,7 +63,7 @@ class Verdict:
 def judge(config: ModelConfig, weights: Weights, target: Target, prompt: Sequence[int]) -> Verdict:
     """Ask the target and the reference about the same text."""
     prompt = list(prompt[:PROMPT_TOKENS])
-    answer = [token.id for token in timing.ask(target, prompt, DECODED_TOKENS).tokens]
+    answer = [token.id for token in timing.ask(target, timing.fixed_length(prompt, DECODED_TOKENS)).tokens]
     text = [*prompt, *answer[:-1]]
     return compare(reference.read(config, weights, text), target.logits(text), answer)
 

@@ -32,14 +32,15 @@ def measure(
     """Decode time with so many tokens in the cache, from the fewest to the most."""
     target = subject.target
     prompt = subject.prompt(max(1, *lengths))
-    fill_s = timing.ask(target, prompt, 1).seconds
+    fill_s = timing.ask(target, timing.fixed_length(prompt, 1)).seconds
     say(f"{len(prompt):,} tokens in the cache in {fill_s:.1f} s")
     ceilings: list[float] = []
     found: list[list[timing.Decode]] = []  # by round, then by context
     for number in range(rounds):
         ceilings.append(max(around.ceiling().values()))
-        asked = [prompt[: max(1, length)] for length in lengths]
-        found.append([timing.decode(target, tokens_before, tokens, len(tokens_before) - 1) for tokens_before in asked])
+        prefixes = [prompt[: max(1, length)] for length in lengths]
+        requests = [timing.fixed_length(prefix, tokens, cached=len(prefix) - 1) for prefix in prefixes]
+        found.append([timing.decode(target, request) for request in requests])
         told = ", ".join(f"{decode.us_per_token:,.1f}" for decode in found[-1])
         say(f"contexts, round {number + 1}/{rounds}: {told} µs/token")
     ceiling = median(ceilings)

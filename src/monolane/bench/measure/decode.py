@@ -78,7 +78,7 @@ def measure(
 ) -> dict[str, Any]:
     """What was measured of one model; who and where is added by whoever writes it down."""
     around.ceiling()  # clocks are up, everything is loaded
-    timing.ask(subject.target, subject.prompt(lengths.prompts[0]), lengths.tokens)
+    timing.ask(subject.target, timing.fixed_length(subject.prompt(lengths.prompts[0]), lengths.tokens))
     found = Rounds(list(others))
     for number in range(rounds):
         _round(found, subject, around, lengths)
@@ -95,11 +95,11 @@ def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengt
     before = around.ceiling()
     row: dict[str, float] = {}
     for length in reversed(lengths.prompts):  # the prompt that is decoded from comes last, and stays in the cache
-        first = timing.ask(target, subject.prompt(length), 1)
+        first = timing.ask(target, timing.fixed_length(subject.prompt(length), 1))
         row |= {f"first_token_{length}_host_ms": first.seconds * 1e3, f"first_token_{length}_device_ms": first.first_ms}
     ours = {
-        choice: timing.decode(target, prompt, lengths.tokens, len(prompt) - 1, sampling, logprobs)
-        for choice, (sampling, logprobs) in CHOICES.items()
+        choice: timing.decode(target, timing.fixed_length(prompt, lengths.tokens, len(prompt) - 1, *parameters))
+        for choice, parameters in CHOICES.items()
     }
     row |= {choice + clock: getattr(decode, clock) for choice, decode in ours.items() for clock in CLOCKS}
     energy = around.energy_j()

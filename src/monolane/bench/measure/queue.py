@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from monolane.bench.measure import timing
 from monolane.bench.measure.subject import Subject
 from monolane.engine.params import SamplingParams
-from monolane.engine.prompt import make_request, make_transcript
+from monolane.engine.prompt import make_transcript
 from monolane.engine.result import Completion
 from monolane.engine.session import Session
 from monolane.engine.stream import Stream
@@ -26,8 +26,7 @@ class Queue:
 def answer(subject: Subject, session: Session, prompt: Sequence[int], tokens: int) -> Completion:
     """One greedy answer of fixed length, as text, through the engine."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    request = make_request(subject.model, subject.target.context, prompt, params)
-    stream = Stream(session, request, make_transcript(subject.model, request, params))
+    stream = Stream(session, make_transcript(subject.model, subject.target.context, prompt, params))
     for _ in stream:
         pass
     if len(stream.result.token_ids) != tokens:

@@ -29,8 +29,8 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class How:
-    """What is asked for; mistakes are found before anything runs."""
+class Options:
+    """The options of the command; mistakes are found before anything runs."""
 
     model: str | None = None  # by name, folder or file; of a server, the name it goes by there
     shape: str | None = None
@@ -77,67 +77,74 @@ class How:
         return shlex.join(["monolane", "bench", *words])
 
 
-def run(how: How, progress: Progress, say: Say) -> list[dict[str, Any]]:
+def run(options: Options, progress: Progress, say: Say) -> list[dict[str, Any]]:
     """All results, in the order in which they were written."""
     results: list[dict[str, Any]] = []
 
     def keep(name: str, result: dict[str, Any]) -> None:
-        results.append(result | {"command": how.command})
-        say(f"written: {record.write(name, results[-1], how.out)}")
+        results.append(result | {"command": options.command})
+        say(f"written: {record.write(name, results[-1], options.out)}")
 
-    if how.server is not None:
-        asked = _with_tokens(how, server.LENGTHS)
-        found = server.measure(how.server, how.api_key, how.model, asked, how.contexts, how.rounds, say)
+    if options.server is not None:
+        found = server.measure(
+            options.server,
+            options.api_key,
+            options.model,
+            _with_tokens(options, server.LENGTHS),
+            options.contexts,
+            options.rounds,
+            say,
+        )
         keep(f"server-{found['model']}", found)
     else:
-        name, model = subjects.find_model(how.model, how.shape, progress)
-        kind = _kind(how)
-        with _opened(how, name, model, kind, _needed(how, model, kind), progress) as (subject, around):
-            _measure(how, subject, around, keep, say)
-    if how.picture is not None:
-        say(picture.draw(results, how.picture))
+        name, model = subjects.find_model(options.model, options.shape, progress)
+        kind = _kind(options)
+        with _opened(options, name, model, kind, _needed(options, model, kind), progress) as (subject, around):
+            _measure(options, subject, around, keep, say)
+    if options.picture is not None:
+        say(picture.draw(results, options.picture))
     return results
 
 
-def sweep(how: How, progress: Progress, say: Say) -> dict[str, Any]:
+def sweep(options: Options, progress: Progress, say: Say) -> dict[str, Any]:
     """The contexts alone, those that the model was made for; what is left out is said."""
-    if not how.contexts:
+    if not options.contexts:
         raise UsageError("No context is to be measured.", "Give --context some numbers, such as 0,1k,4k.")
-    name, model = subjects.find_model(how.model, how.shape, progress)
-    kind = _kind(how)
-    tokens = _context_tokens(how, kind)
-    fit, left_out = contexts.fitting(how.contexts, tokens, model.config)
+    name, model = subjects.find_model(options.model, options.shape, progress)
+    kind = _kind(options)
+    tokens = _context_tokens(options, kind)
+    fit, left_out = contexts.fitting(options.contexts, tokens, model.config)
     if not fit:
-        contexts.check(how.contexts, tokens, model.config)
+        contexts.check(options.contexts, tokens, model.config)
     for length, why in left_out.items():
         say(f"{name}: a context of {int(length):,} is left out: {why}")
-    with _opened(how, name, model, kind, fit[-1] + tokens, progress) as (subject, around):
+    with _opened(options, name, model, kind, fit[-1] + tokens, progress) as (subject, around):
         verdict = _judged(subject, say)
-        found = contexts.measure(subject, around, fit, tokens, how.rounds, say)
+        found = contexts.measure(subject, around, fit, tokens, options.rounds, say)
         found |= {"left_out": left_out, "accuracy": verdict} | around.where()
-        say(f"written: {record.write(f'context-{name}-{subject.kind}', found, how.out)}")
+        say(f"written: {record.write(f'context-{name}-{subject.kind}', found, options.out)}")
     return found
 
 
 def _measure(
-    how: How, subject: Subject, around: Surroundings, keep: Callable[[str, dict[str, Any]], None], say: Say
+    options: Options, subject: Subject, around: Surroundings, keep: Callable[[str, dict[str, Any]], None], say: Say
 ) -> None:
     place = f"{subject.name}-{subject.kind}"
     verdict = _judged(subject, say)
-    if how.workflow is not None:
-        limit = _conversation(how, subject.model)
-        found = workflows.measure(subject, how.workflow, limit, say)
+    if options.workflow is not None:
+        limit = _conversation(options, subject.model)
+        found = workflows.measure(subject, options.workflow, limit, say)
         keep(f"workflow-{place}", found | {"accuracy": verdict} | around.where())
         return
-    asked = _lengths(how, subject.kind)
-    with registry.opened(how.peers, _wanted(how, subject, asked), say) as (others, skipped):
-        found = decode.measure(subject, around, others, asked, how.rounds, say)
-    packages = ("torch", "triton", "transformers", "xllamacpp") if how.peers else ()
+    asked = _lengths(options, subject.kind)
+    with registry.opened(options.peers, _wanted(options, subject, asked), say) as (others, skipped):
+        found = decode.measure(subject, around, others, asked, options.rounds, say)
+    packages = ("torch", "triton", "transformers", "xllamacpp") if options.peers else ()
     found["peers_skipped"] |= skipped
     keep(f"decode-{place}", found | {"accuracy": verdict} | around.where(*packages))
-    if how.contexts:
-        tokens = _context_tokens(how, subject.kind)
-        found = contexts.measure(subject, around, how.contexts, tokens, how.rounds, say)
+    if options.contexts:
+        tokens = _context_tokens(options, subject.kind)
+        found = contexts.measure(subject, around, options.contexts, tokens, options.rounds, say)
         keep(f"context-{place}", found | {"accuracy": verdict} | around.where())
     say("time per stage")
     try:
@@ -161,53 +168,53 @@ def _judged(subject: Subject, say: Say) -> dict[str, Any]:
 
 @contextmanager
 def _opened(
-    how: How, name: str, model: Model, kind: str, context: int, progress: Progress
+    options: Options, name: str, model: Model, kind: str, context: int, progress: Progress
 ) -> Iterator[tuple[Subject, Surroundings]]:
     from monolane.target import open_target
 
     target = open_target(
-        model.config, model.weights, device=how.device, workers=how.workers, context=context, progress=progress
+        model.config, model.weights, device=options.device, workers=options.workers, context=context, progress=progress
     )
-    with closing(target), closing(look_around(kind, how.workers)) as around:
-        yield Subject(name, model, target, how.shape is None), around
+    with closing(target), closing(look_around(kind, options.workers)) as around:
+        yield Subject(name, model, target, options.shape is None), around
 
 
-def _needed(how: How, model: Model, kind: str) -> int:
+def _needed(options: Options, model: Model, kind: str) -> int:
     """Tokens of context; what the model cannot hold is refused."""
-    if how.workflow is not None:
-        return _conversation(how, model)
-    needed = max(_lengths(how, kind).longest, trace_run.PROMPT_TOKENS + trace_run.ANSWER_TOKENS)
-    if not how.contexts:
+    if options.workflow is not None:
+        return _conversation(options, model)
+    needed = max(_lengths(options, kind).longest, trace_run.PROMPT_TOKENS + trace_run.ANSWER_TOKENS)
+    if not options.contexts:
         return needed
-    tokens = _context_tokens(how, kind)
-    contexts.check(how.contexts, tokens, model.config)
-    return max(needed, how.contexts[-1] + tokens)
+    tokens = _context_tokens(options, kind)
+    contexts.check(options.contexts, tokens, model.config)
+    return max(needed, options.contexts[-1] + tokens)
 
 
-def _kind(how: How) -> str:
+def _kind(options: Options) -> str:
     """Where ``open_target`` will run it."""
     from monolane.target.cuda.opening import find_gpu
 
-    if how.device == "auto":
-        return "cuda" if how.workers is None and find_gpu() is not None else "cpu"
-    return how.device
+    if options.device == "auto":
+        return "cuda" if options.workers is None and find_gpu() is not None else "cpu"
+    return options.device
 
 
-def _lengths(how: How, kind: str) -> Lengths:
-    return _with_tokens(how, decode.GPU if kind == "cuda" else decode.CPU)
+def _lengths(options: Options, kind: str) -> Lengths:
+    return _with_tokens(options, decode.GPU if kind == "cuda" else decode.CPU)
 
 
-def _with_tokens(how: How, usual: Lengths) -> Lengths:
-    return usual if how.tokens is None else replace(usual, tokens=how.tokens)
+def _with_tokens(options: Options, usual: Lengths) -> Lengths:
+    return usual if options.tokens is None else replace(usual, tokens=options.tokens)
 
 
-def _context_tokens(how: How, kind: str) -> int:
-    return how.tokens or (contexts.GPU_TOKENS if kind == "cuda" else contexts.CPU_TOKENS)
+def _context_tokens(options: Options, kind: str) -> int:
+    return options.tokens or (contexts.GPU_TOKENS if kind == "cuda" else contexts.CPU_TOKENS)
 
 
-def _conversation(how: How, model: Model) -> int:
+def _conversation(options: Options, model: Model) -> int:
     """Tokens that a conversation of the workflow may have."""
-    limit = how.contexts[-1] if how.contexts else min(workflows.CONTEXT, model.config.context)
+    limit = options.contexts[-1] if options.contexts else min(workflows.CONTEXT, model.config.context)
     least = workflows.shortest_context()
     if not least <= limit <= model.config.context:
         raise UsageError(
@@ -217,10 +224,10 @@ def _conversation(how: How, model: Model) -> int:
     return limit
 
 
-def _wanted(how: How, subject: Subject, asked: Lengths) -> Wanted:
+def _wanted(options: Options, subject: Subject, asked: Lengths) -> Wanted:
     from monolane.target.cpu.machine import processors
 
     model = subject.model
     path = model.path if subject.real else None
-    threads = how.workers or len(processors())
+    threads = options.workers or len(processors())
     return Wanted(model.config, model.weights, path, subject.kind, threads, asked.prompts[0] + asked.tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TypeVar
 
@@ -79,34 +79,27 @@ class Decode:
         return float(self.long.gaps_us.mean())
 
 
-def ask(
-    target: Target,
-    prompt: Sequence[int],
-    tokens: int,
-    cached: int = 0,
-    sampling: Sampling = GREEDY,
-    logprobs: int | None = None,
-) -> Answer:
-    """An answer of so many tokens; the first ``cached`` of the prompt are in the target's cache."""
+def fixed_length(
+    prompt: Sequence[int], tokens: int, cached: int = 0, sampling: Sampling = GREEDY, logprobs: int | None = None
+) -> Request:
+    """A request for exactly so many tokens: no stop token ends it. The first ``cached`` tokens of the prompt are in the
+    target's KV cache."""
+    return Request(prompt, cached, tokens, frozenset(), sampling, logprobs)
+
+
+def ask(target: Target, request: Request) -> Answer:
+    """Run a request of fixed length."""
 
     def work() -> tuple[list[Token], int]:
-        run = target.run(Request(prompt, cached, tokens, frozenset(), sampling, logprobs))
+        run = target.run(request)
         return [token for batch in run for token in batch], run.start_ns
 
     (made, start_ns), seconds = timed(work)
-    if len(made) != tokens:
-        raise TargetError(f"{len(made)} tokens were made, not {tokens}.")
+    if len(made) != request.max_tokens:
+        raise TargetError(f"{len(made)} tokens were made, not {request.max_tokens}.")
     return Answer(made, seconds, start_ns)
 
 
-def decode(
-    target: Target,
-    prompt: Sequence[int],
-    tokens: int,
-    cached: int = 0,
-    sampling: Sampling = GREEDY,
-    logprobs: int | None = None,
-) -> Decode:
-    """One fresh measurement."""
-    short, long = (ask(target, prompt, number, cached, sampling, logprobs) for number in (1, tokens))
-    return Decode(short, long)
+def decode(target: Target, request: Request) -> Decode:
+    """Run a request of fixed length twice: for its first token, and for all of them."""
+    return Decode(ask(target, replace(request, max_tokens=1)), ask(target, request))

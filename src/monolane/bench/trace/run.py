@@ -45,8 +45,8 @@ class Stamping(Target, Protocol):
 
 
 @dataclass(frozen=True)
-class How:
-    """What is asked for; mistakes are found before anything runs."""
+class Options:
+    """The options of the command; mistakes are found before anything runs."""
 
     tokens: int  # traced
     device: str
@@ -61,16 +61,16 @@ class How:
         output_path.check(self.picture, "trace.svg")
 
 
-def run(name: str, config: ModelConfig, weights: Weights, how: How, progress: Progress) -> str:
+def run(name: str, config: ModelConfig, weights: Weights, options: Options, progress: Progress) -> str:
     """Trace a model, write what is asked for; the report."""
-    trace = measure(name, config, weights, how, progress)
-    for path, text in ((how.out, perfetto.text), (how.picture, trace_picture.text)):
+    trace = measure(name, config, weights, options, progress)
+    for path, text in ((options.out, perfetto.text), (options.picture, trace_picture.text)):
         if path is not None:
             output_path.write(path, text(trace))
     return report(trace)
 
 
-def measure(name: str, config: ModelConfig, weights: Weights, how: How, progress: Progress) -> Trace:
+def measure(name: str, config: ModelConfig, weights: Weights, options: Options, progress: Progress) -> Trace:
     """Load a model, let it answer without stamps until it is warm, then with them."""
     needed = PROMPT_TOKENS + ANSWER_TOKENS
     if config.context < needed:
@@ -78,12 +78,14 @@ def measure(name: str, config: ModelConfig, weights: Weights, how: How, progress
             f"{name} has a context of {config.context} tokens; a trace needs {needed}.", "Trace another model."
         )
     context = min(config.context, CONTEXT)
-    target = open_target(config, weights, device=how.device, workers=how.workers, context=context, progress=progress)
+    target = open_target(
+        config, weights, device=options.device, workers=options.workers, context=context, progress=progress
+    )
     with closing(target):
         if not isinstance(target, Stamping):
             raise UsageError(f"{target.name} keeps no time stamps.", "Use device cuda, or cpu with a C++ compiler.")
         prompt = np.random.default_rng(0).integers(0, config.vocab, PROMPT_TOKENS).tolist()
-        return of_target(name, target, prompt, how.tokens)
+        return of_target(name, target, prompt, options.tokens)
 
 
 def of_target(name: str, target: Stamping, prompt: list[int], tokens: int) -> Trace:

@@ -96,10 +96,9 @@ def make_setup(
 
 def make_request(request: Request, scores: NDArray[np.float32] | None = None) -> Arguments:
     """``scores``: store all logits there and sample nothing."""
-    fixed = request.sampling.fixed()
     tokens = np.array(request.tokens, np.int32)
     stops = np.array(sorted(request.stop_tokens), np.int32)
-    bias = structs.bias_table(fixed)
+    bias = structs.bias_table(request.sampling)
     struct = structs.Request(
         tokens=tokens.ctypes.data,
         token_count=len(tokens),
@@ -109,7 +108,7 @@ def make_request(request: Request, scores: NDArray[np.float32] | None = None) ->
         stop_count=len(stops),
         logprobs=structs.NO_LOGPROBS if request.logprobs is None else request.logprobs,
         all_logits=scores.ctypes.data if scores is not None else None,
-        sampling=structs.sampling_struct(fixed, ctypes.addressof(bias)),
+        sampling=structs.sampling_struct(request.sampling, ctypes.addressof(bias)),
     )
     return Arguments(struct, (tokens, stops, bias, scores))
 

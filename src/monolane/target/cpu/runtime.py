@@ -28,7 +28,7 @@ _abandoned: list[object] = []  # memory that a stuck worker may still touch
 
 
 class CpuTarget:
-    """A tape and the caches of ``slots`` conversations behind a compiled kernel."""
+    """A tape and ``caches`` KV caches behind a compiled kernel."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class CpuTarget:
         processors: Sequence[int] | None,
         description: str,
         deadline_s: float = DEADLINE_S,
-        slots: int = 1,
+        caches: int = 1,
     ) -> None:
         self.name = description
         self.context = context
-        self.slots = slots
+        self.caches = caches
         self.stall_s = deadline_s + NAMED_S
         self.bytes_per_token = tape.plan.bytes_per_token
         self.program = tape.plan.program
         self._workers = tape.plan.workers
         self._library = library
-        self._caches = [Cache(self.program, context) for _ in range(slots)]
+        self._caches = [Cache(self.program, context) for _ in range(caches)]
         self._setup = native.make_setup(tape, context, processors, deadline_s)
         self._engine: int | None = library.open(self._setup)
         self._users = 0  # calls into the engine under way
@@ -57,8 +57,8 @@ class CpuTarget:
     def run(self, request: Request) -> CpuRun:
         return CpuRun(self, request)
 
-    def copy(self, source: int, slot: int, tokens: int) -> None:
-        self._caches[slot].take(self._caches[source], tokens)
+    def copy(self, source: int, destination: int, tokens: int) -> None:
+        self._caches[destination].take(self._caches[source], tokens)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         scores = np.empty((len(tokens), self.program.vocab), np.float32)
@@ -90,9 +90,9 @@ class CpuTarget:
         if engine is not None and not self._library.close(engine):
             _abandoned.extend([self._setup, self._caches])
 
-    def cache(self, slot: int) -> native.Cache:
-        """Where a conversation's keys and values lie."""
-        return self._caches[slot].struct
+    def cache(self, index: int) -> native.Cache:
+        """Where the keys and values of one KV cache lie."""
+        return self._caches[index].struct
 
     @contextmanager
     def engine(self) -> Iterator[tuple[native.Library, int]]:
@@ -129,7 +129,7 @@ class CpuRun:
         self._logprobs = request.logprobs is not None
         self.finish: Finish | None = None
         with target.engine() as (library, engine):
-            self._number = library.start(engine, self._arguments, target.cache(request.slot), trace)
+            self._number = library.start(engine, self._arguments, target.cache(request.cache), trace)
             if not self._number:
                 raise TargetError("A request is still running, or an earlier one got stuck.", "Wait, or load again.")
             self.start_ns = library.start_ns(engine)

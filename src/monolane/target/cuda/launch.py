@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.program.plan import Plan
-from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, FixedSampling
+from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, Sampling
 from monolane.program.stage import PASS_ROWS, Program
 from monolane.program.tape import Tape
 from monolane.target import cpp, structs
@@ -293,20 +293,20 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
     return launch
 
 
-def reach(fixed: FixedSampling, vocab: int) -> int:
+def reach(sampling: Sampling, vocab: int) -> int:
     """A distance beyond which all tokens together weigh less than what top-p drops; or, for top-k alone, nothing."""
-    dropped = (1 << SHARE_BITS) - fixed.top_p
+    dropped = (1 << SHARE_BITS) - sampling.top_share
     halvings = vocab.bit_length() + SHARE_BITS + 1 - dropped.bit_length() if dropped else WEIGHT_BITS + 1
-    return min(-(-(halvings << EXPONENT_BITS) // max(fixed.rate, 1)), (1 << 32) - 2)
+    return min(-(-(halvings << EXPONENT_BITS) // max(sampling.rate, 1)), (1 << 32) - 2)
 
 
 def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, scores: int | None) -> None:
     """A request whose arrays lie where the kernel sees them. ``scores``: store all logits there, sample nothing."""
-    fixed = request.sampling.fixed()
-    launch.adjusts_logits = fixed.adjusts_scores
-    launch.reach = reach(fixed, vocab)
-    launch.plain_greedy = fixed.greedy and not fixed.adjusts_scores and request.logprobs is None
-    bias = np.frombuffer(bytes(structs.bias_table(fixed)), np.uint8) if fixed.bias else np.zeros(1, np.uint8)
+    sampling = request.sampling
+    launch.adjusts_logits = sampling.adjusts_logits
+    launch.reach = reach(sampling, vocab)
+    launch.plain_greedy = sampling.greedy and not sampling.adjusts_logits and request.logprobs is None
+    bias = np.frombuffer(bytes(structs.bias_table(sampling)) or b"\0", np.uint8)  # no memory is ever empty
     stops = np.array(sorted(request.stop_tokens) or [-1], np.int32)
     launch.request = structs.Request(
         tokens=arena.upload(np.array(request.tokens, np.int32)),
@@ -317,7 +317,7 @@ def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, sc
         stop_count=len(request.stop_tokens),
         logprobs=structs.NO_LOGPROBS if request.logprobs is None else request.logprobs,
         all_logits=scores,
-        sampling=structs.sampling_struct(fixed, arena.upload(bias)),
+        sampling=structs.sampling_struct(sampling, arena.upload(bias)),
     )
 
 

@@ -15,6 +15,7 @@ from monolane.program.sample import Sampling
 from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Finish, Request, Token
+from monolane.target.caches import resident_caches
 from monolane.target.cuda.constants import PAGE_TOKENS, THREADS
 from monolane.target.cuda.driver import Context, Kernel
 from monolane.target.cuda.launch import (
@@ -28,7 +29,6 @@ from monolane.target.cuda.launch import (
     set_request,
 )
 from monolane.target.cuda.request_memory import RequestMemory
-from monolane.target.slots import resident_slots
 
 # A stuck worker is named by the kernel before the engine's watch calls the device dead; both within a second.
 DEADLINE_S, STALL_S = 0.5, 0.8
@@ -69,7 +69,7 @@ class CudaTarget:
         self.silent_s = SILENT_DEADLINES * deadline_s
         self._request = RequestMemory(context)
         self._caches = self._make_caches()
-        self.slots = len(self._caches)
+        self.caches = len(self._caches)
         self._entries = context.host_memory(entry_bytes(tokens))
         self._outcome = context.host_memory(ctypes.sizeof(Outcome))
         self._abort = context.host_memory(4)
@@ -81,11 +81,11 @@ class CudaTarget:
         """Addresses of keys and values: the model's own, and as many more as memory allows."""
         sizes = scratch_sizes(self._plan, self.context)
         keys, values = sizes["keys"], sizes["values"]
-        more = resident_slots(keys + values, self._context.free_memory()) - 1
+        more = resident_caches(keys + values, self._context.free_memory()) - 1
         made = [(self._context.allocate(keys), self._context.allocate(values)) for _ in range(more)]
         return [(self._launch.keys, self._launch.values), *made]
 
-    def copy(self, source: int, slot: int, tokens: int) -> None:
+    def copy(self, source: int, destination: int, tokens: int) -> None:
         """Whole blocks: what a block has beyond ``tokens`` is never read."""
         sizes = scratch_sizes(self._plan, self.context)
         rows = self.program.layers * self.program.attention.kv_heads
@@ -93,7 +93,7 @@ class CudaTarget:
         for which, name in enumerate(("keys", "values")):
             pitch = sizes[name] // rows
             width = pitch // -(-self.context // PAGE_TOKENS) * -(-tokens // PAGE_TOKENS)
-            self._context.copy_rows(self._caches[source][which], self._caches[slot][which], pitch, width, rows)
+            self._context.copy_rows(self._caches[source][which], self._caches[destination][which], pitch, width, rows)
 
     def run(self, request: Request) -> CudaRun:
         return CudaRun(self, request, None, self._kernel)
@@ -152,7 +152,7 @@ class CudaTarget:
             ctypes.c_uint32.from_address(self._abort).value = 0
             shared = self._context.device.shared_limit
             argument = Launch.from_buffer_copy(self._launch)
-            argument.keys, argument.values = self._caches[request.slot]
+            argument.keys, argument.values = self._caches[request.cache]
             self._context.launch(kernel, self._plan.workers, THREADS, shared, argument)
             return Outcome.from_address(self._outcome)
 

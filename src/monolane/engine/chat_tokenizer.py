@@ -1,8 +1,8 @@
-"""What a model's words are: conversations and texts as tokens, tokens as text.
+"""A model's tokenizer with its chat template: conversations and texts to token ids, and back.
 
-In a conversation only the model's own template can write a control token. A user may spell "<|im_end|>" and mean the
-text. So that the tokenizer does not take it for the end of the turn, such words are cut between their letters: the
-pieces are tokenized one by one, and say the same to the model as text.
+In a conversation only the model's own chat template can write control tokens. A user may write "<|im_end|>" and mean
+the text. So that the tokenizer does not take it for the end of the turn, control tokens in messages are split between
+their characters, and the pieces are tokenized separately: the model reads the same characters, as ordinary text.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, object]
 
-MOST_CHARS_PER_TOKEN = 64  # on average over a prompt; what is longer is not even tokenized
+MAX_CHARS_PER_TOKEN = 64  # on average over a prompt that fits its context; a longer text is refused untokenized
 
 
-class Language:
-    """Tokenizer and chat template of one model. Safe to share between threads."""
+class ChatTokenizer:
+    """The tokenizer and the chat template of one model. Threads may share it."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[Message] = (), cut: str = "") -> str:
-        """A conversation as the template writes it, up to where the answer begins; ``cut`` goes between the letters of
-        control tokens that others wrote."""
+        """A conversation as the chat template renders it, up to where the answer begins. ``cut`` is put between the
+        characters of control tokens in the messages."""
         if self._model.chat is None:
             raise UsageError(
                 f"{self._model.name} has no chat template.",
                 "Use an instruction-tuned model, or plain completion (generate(), `monolane generate`, "
                 "/v1/completions), which continues text.",
             )
-        return self._model.chat.render(messages, tools=tools or None, protect=lambda plain: self._safe(plain, cut))
+        return self._model.chat.render(messages, tools=tools or None, protect=lambda plain: self._split(plain, cut))
 
     def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
-        """The prompt that asks for an answer to the last of ``messages``."""
-        cut = secrets.token_hex(16)  # nobody can know it, so nobody can write it
+        """The prompt for an answer to the last of ``messages``."""
+        cut = secrets.token_hex(16)  # random, so that no message can contain it
         pieces = self.rendered(messages, tools, cut).split(cut)
-        # The template has written the special tokens itself; the tokenizer adds none.
+        # The template has rendered the special tokens; the tokenizer must add none.
         return [token for piece in pieces for token in self.text_tokens(piece, special=False)]
 
     def text_tokens(self, text: str, special: bool = True) -> list[int]:
-        """A text just as it is, control tokens included; ``special`` adds those that a text begins and ends with."""
+        """A text as it is, control tokens included. ``special`` adds the tokens that begin and end a text."""
         return self._model.tokenizer.encode(text, special=special)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What tokens say, control tokens by their names."""
+        """The text of tokens, with control tokens by their names."""
         check_token_ids("tokens", tokens, self._model.config.vocab)
         return self._model.tokenizer.decode(tokens, skip_special=False)
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token says: it may be a part of a character."""
+        """The bytes of one token, which may be a part of a character."""
         return self._model.tokenizer.token_bytes(token)
 
     @cached_property
@@ -68,27 +68,27 @@ class Language:
         longest_first = sorted((word for word in words if len(word) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def _safe(self, value: Any, cut: str) -> Any:
-        """The same plain data, with every control token in its texts cut to pieces."""
+    def _split(self, value: Any, cut: str) -> Any:
+        """The same plain data, with ``cut`` between the characters of every control token in its strings."""
         match value:
             case str():
-                return self._controls.sub(lambda found: "".join(letter + cut for letter in found[0]), value)
+                return self._controls.sub(lambda found: "".join(char + cut for char in found[0]), value)
             case list():
-                return [self._safe(item, cut) for item in value]
+                return [self._split(item, cut) for item in value]
             case dict():
-                return {self._safe(key, cut): self._safe(item, cut) for key, item in value.items()}
+                return {self._split(key, cut): self._split(item, cut) for key, item in value.items()}
             case _:
                 return value
 
 
 def check_length(prompt: Any, context: int) -> None:
-    """UsageError for a prompt, text or plain data, that is too long to be worth counting its tokens."""
-    if (chars := chars_in(prompt)) > MOST_CHARS_PER_TOKEN * context:
+    """UsageError for a prompt, text or plain data, that is too long to be worth tokenizing."""
+    if (chars := chars_in(prompt)) > MAX_CHARS_PER_TOKEN * context:
         raise UsageError(f"The prompt has {chars} characters, and the context holds {context} tokens.", "Shorten it.")
 
 
 def chars_in(value: Any) -> int:
-    """Characters in all the texts within plain data."""
+    """The number of characters in all strings of plain data."""
     match value:
         case str():
             return len(value)

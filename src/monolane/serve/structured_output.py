@@ -1,7 +1,7 @@
-"""Forms that answers must have (JSON schemas, calls), checked in a process that can be killed.
+"""Structured output: JSON schemas and tool calls become grammars, in a process that can be killed.
 
-A schema is a program of a stranger's: it may take for ever, or all memory. The process that tries it has a time limit
-and a memory limit; the engine sees only what has passed.
+A schema is a stranger's program: compiling it may take forever, or all memory. The process that compiles it has a time
+limit and a memory limit; the engine gets only grammars that have passed.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ import threading
 from collections import OrderedDict
 from typing import Any, Literal
 
+from monolane.engine.core import PYTHON
 from monolane.engine.grammar import require_llguidance
-from monolane.engine.worker import PYTHON
 from monolane.errors import QueueFullError, ResourceError, UsageError
 
 Kind = Literal["json_schema", "lark"]
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
-TRIAL_S = 4.0  # to try one form
+COMPILE_S = 4.0  # to compile one grammar
 START_S = 30.0  # for the process to start: a busy machine is slow to import
-MOST_WAITING = 16  # forms that wait to be tried
-MOST_KEPT = 64  # forms known to be good: agents send the same ones again and again
+MAX_WAITING = 16  # grammars that wait to be compiled
+MAX_KEPT = 64  # compiled grammars: agents send the same schemas again and again
 
 
-class Forms:
-    """Turns forms into grammars for the engine."""
+class GrammarCompiler:
+    """Compiles structured-output constraints into grammars for the engine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting = 0
-        self._good: OrderedDict[tuple[Kind, str], str] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Kind, str], str] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: socket.socket | None = None
 
     async def schema(self, schema: object, name: str) -> str:
-        """The grammar of a JSON schema; ``name`` is the field it came in."""
+        """The grammar of a JSON schema; ``name`` is the field of the request that had it."""
         check_schema(schema, name)
         return await self.compile("json_schema", json.dumps(schema), name)
 
     async def compile(self, kind: Kind, text: str, name: str) -> str:
         require_llguidance()
-        if (kind, text) in self._good:
-            self._good.move_to_end((kind, text))
-            return self._good[kind, text]
-        if self._waiting >= MOST_WAITING:
+        if (kind, text) in self._compiled:
+            self._compiled.move_to_end((kind, text))
+            return self._compiled[kind, text]
+        if self._waiting >= MAX_WAITING:
             raise QueueFullError("Too many schemas wait to be checked.", "Try again in a moment.")
         self._waiting += 1
         try:
@@ -61,9 +61,9 @@ class Forms:
         if "error" in answer:
             raise UsageError(f"{name} cannot be followed: {answer['error']}", "Change it accordingly.")
         grammar: str = answer["grammar"]
-        self._good[kind, text] = grammar
-        while len(self._good) > MOST_KEPT:
-            self._good.popitem(last=False)
+        self._compiled[kind, text] = grammar
+        while len(self._compiled) > MAX_KEPT:
+            self._compiled.popitem(last=False)
         return grammar
 
     def close(self) -> None:
@@ -76,12 +76,12 @@ class Forms:
     # --- in a thread ---
 
     def _try(self, line: bytes) -> dict[str, Any] | None:
-        """What the process says; None where it took too long or died."""
+        """The answer of the process; None where it took too long or died."""
         with self._lock:
             if self._process is None:
                 self._start()
             try:
-                answer = self._ask(line, TRIAL_S)
+                answer = self._ask(line, COMPILE_S)
             except OSError:  # a timeout is one too
                 answer = None
             if answer is None:
@@ -92,10 +92,10 @@ class Forms:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [*PYTHON, "-m", "monolane.serve.form_worker"],
+                [*PYTHON, "-m", "monolane.serve.grammar_process"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                process_group=0,  # Ctrl-C is ours to handle
+                process_group=0,  # Ctrl-C in the terminal is for the server alone
             )
         self._pipe = ours
         ready = None
@@ -109,17 +109,17 @@ class Forms:
         assert self._pipe is not None
         self._pipe.settimeout(seconds)
         self._pipe.sendall(line)
-        heard = b""
-        while not heard.endswith(b"\n"):
+        received = b""
+        while not received.endswith(b"\n"):
             if not (more := self._pipe.recv(1 << 16)):
                 return None
-            heard += more
-        answer: dict[str, Any] = json.loads(heard)
+            received += more
+        answer: dict[str, Any] = json.loads(received)
         return answer
 
 
 def check_schema(schema: object, name: str) -> None:
-    """UsageError for a schema that is none, or is too large or too deep."""
+    """UsageError for a schema that is not a JSON object, or is too large or nested too deeply."""
     if not isinstance(schema, dict):
         raise UsageError(f"{name} is not a schema.", "Give a JSON object.")
     if depth_of(schema) > MAX_SCHEMA_DEPTH:
@@ -130,7 +130,7 @@ def check_schema(schema: object, name: str) -> None:
 
 
 def depth_of(value: object) -> int:
-    """Levels of objects and lists, without recursion: this is before anything is known of it."""
+    """Levels of objects and lists. It does not recurse, because a hostile value may be nested without limit."""
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1

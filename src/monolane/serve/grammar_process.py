@@ -1,4 +1,4 @@
-"""The process that tries forms: one line of JSON in, one out. It holds nothing, and may be killed at any time."""
+"""The process that compiles grammars: one line of JSON in, one out. It keeps no state and may be killed any time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 
 MEMORY_BYTES = 2 << 30
-SECONDS = 10  # more than whoever asked waits: then nobody wants the answer, and nobody may be left to kill us
+SECONDS = 10  # for one grammar: longer than the server waits, for the case that no server is left to kill this process
 
 
 def main() -> None:
@@ -15,16 +15,16 @@ def main() -> None:
 
     from llguidance import LLMatcher, LLTokenizer
 
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, whatever it is at
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, whatever it is doing
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    letters = LLTokenizer("byte")  # one token per byte: what matters here does not depend on the vocabulary
+    tokenizer = LLTokenizer("byte")  # one token per byte: time and memory hardly depend on the vocabulary
     print("{}", flush=True)
     for line in sys.stdin:
         kind, text = json.loads(line)
         signal.alarm(SECONDS)
         make = LLMatcher.grammar_from_json_schema if kind == "json_schema" else LLMatcher.grammar_from_lark
         grammar = make(text)
-        matcher = LLMatcher(letters, grammar, log_level=0)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
         signal.alarm(0)

@@ -1,4 +1,4 @@
-"""Who is answered now, and who waits: one request at a time goes to the engine's process, and its tokens come back."""
+"""Scheduling: one request at a time runs in the engine process, the others wait in the queue."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from monolane.engine.answer import Answer
 from monolane.engine.engine_process import EngineProcess
 from monolane.engine.queue import WaitingQueue
 from monolane.engine.state import Counters
-from monolane.errors import EngineFailedError, MonolaneError, QueueFullError, UsageError
+from monolane.errors import MonolaneError, QueueFullError
 from monolane.target.base import Finish
 
 
-class Dispatch:
-    """The running request, the queue behind it, and the process that works, while there is one."""
+class Scheduler:
+    """The running request, the queue behind it, and the engine process while one is ready."""
 
     def __init__(self, queue_limit: int) -> None:
         self.queue = WaitingQueue(queue_limit)
         self.running: Answer | None = None
         self.counters = Counters()
         self._process: EngineProcess | None = None
-        self._number = 0  # of the latest request that went to the process
-        self._cancelled = 0
+        self._number = 0  # of the latest request that was sent to the process
+        self._cancelled = 0  # the latest request that was cancelled
         self._idle = asyncio.Event()
         self._idle.set()
 
     def add(self, answer: Answer) -> None:
-        """It runs at once, or waits. QueueFullError where no more may wait."""
+        """Run a request at once, or queue it. QueueFullError where the queue is full."""
         try:
             if self.running is None and self._process is not None:
                 self._run(answer, self._process)
@@ -51,66 +51,65 @@ class Dispatch:
             self._process.send(messages.Cancel(self._number))
 
     def connect(self, process: EngineProcess) -> None:
-        """A process is ready for those who wait."""
+        """A process is ready: the first request of the queue runs."""
         self._process = process
         self._next()
 
     def disconnect(self, error: MonolaneError) -> None:
-        """It is not there any more, and the request it was at has failed. Those who wait go on waiting."""
+        """The process is gone, and the running request fails. Queued requests go on waiting."""
         self._process = None
-        if self.running is not None:
-            self._end_running(error)
+        self._end_running(error)
 
     def refuse_waiting(self, error: MonolaneError) -> None:
+        """Fail all queued requests."""
         for answer in self.queue.leave_all():
             answer.fail(error)
             self._over(answer)
 
     async def drained(self, seconds: float) -> None:
-        """Wait until nobody runs or waits, but no longer than that."""
+        """Wait until no request runs or waits, for so many seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
 
-    def hear(self, message: messages.FromEngine) -> None:
-        """What the process says about requests."""
-        match message:
-            case messages.Tokens(written):
-                self._take_tokens(written)
-            case messages.Started(number, cached) if answer := self._current(number):
-                answer.started(cached)
-                self.counters.cached_tokens += cached
-                self.counters.cache_hits += cached > 0
-            case messages.Ended(number, finish, start_ns) if answer := self._current(number):
-                answer.end(finish, start_ns)
-                self._end_running(None)
-            case messages.Refused(number, text, hint) if self._current(number):
-                self._end_running(UsageError(text, hint))
-            case messages.Failed(_, text, hint):
-                self.disconnect(EngineFailedError(text, hint))
+    # --- what the engine process reports ---
 
-    def _current(self, number: int) -> Answer | None:
-        return self.running if number == self._number else None
+    def started(self, number: int, cached_tokens: int) -> None:
+        if self.running is not None and number == self._number:
+            self.running.started(cached_tokens)
+            self.counters.cached_tokens += cached_tokens
+            self.counters.cache_hits += cached_tokens > 0
+
+    def tokens_written(self, written: int) -> None:
+        if self._process is None:
+            return
+        tokens = self._process.tokens(written)
+        self.counters.generated_tokens += len(tokens)
+        if self.running is not None and not self.running.take(tokens):
+            self.cancel(self.running)
+
+    def ended(self, number: int, finish: Finish, start_ns: int) -> None:
+        if self.running is not None and number == self._number:
+            self.running.end(finish, start_ns)
+            self._end_running()
+
+    def refused(self, number: int, error: MonolaneError) -> None:
+        if number == self._number:
+            self._end_running(error)
+
+    # --- inside ---
 
     def _run(self, answer: Answer, process: EngineProcess) -> None:
         self.running = answer
         self._number += 1
-        answer.turn_comes()
-        process.send(messages.Run(self._number, answer.request, answer.grammar))
+        answer.scheduled()
+        process.send(messages.Submit(self._number, answer.request, answer.grammar))
 
     def _next(self) -> None:
         if self._process is not None and (answer := self.queue.next()):
             self._run(answer, self._process)
 
-    def _take_tokens(self, written: int) -> None:
-        if self._process is None:
-            return
-        tokens = self._process.tokens(written)
-        self.counters.generated_tokens += len(tokens)
-        if (answer := self.running) is not None and not answer.take(tokens):
-            self.cancel(answer)
-
-    def _end_running(self, error: MonolaneError | None) -> None:
+    def _end_running(self, error: MonolaneError | None = None) -> None:
         answer, self.running = self.running, None
         if answer is None:
             return
@@ -120,7 +119,7 @@ class Dispatch:
         self._over(answer)
 
     def _over(self, answer: Answer) -> None:
-        """Count it, and see whether all is done."""
+        """Count a request that is over; where it was the last one, the scheduler is idle."""
         if self.running is None and not self.queue:
             self._idle.set()
         if answer.failed:

@@ -1,7 +1,8 @@
-"""The price of a form: the same model, the same number of tokens, free and as a form says.
+"""The price of structured output: the same model, the same number of tokens, free and under a constraint.
 
-Every round asks in each form once, in turn; ratios are formed within a round. No form ends before the tokens do.
-``words`` allows nearly all tokens, ``numbers`` a few in a thousand, ``one letter`` a handful.
+Every round asks once under each constraint, one after the other; ratios are formed within a round. No constraint lets
+an answer end before it has all its tokens. ``words`` allows nearly all tokens, ``numbers`` a few in a thousand,
+``one letter`` a handful.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ LONG = 10_000  # items or letters: more than tokens are asked for
 
 
 def _schema(**fields: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "form", "schema": fields}}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": fields}}}
 
 
-FORMS: dict[str, dict[str, Any]] = {
+CONSTRAINTS: dict[str, dict[str, Any]] = {
     "free": {"ignore_eos": True},
     "json_object": {"response_format": {"type": "json_object"}},
     "numbers": _schema(type="array", minItems=LONG, items={"type": "integer", "minimum": 0, "maximum": 999}),
@@ -29,14 +30,17 @@ ASKED = [{"role": "user", "content": "Write a long JSON object about a garden: t
 
 
 def measure(server: ModelServer, tokens: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Medians by form: tokens per answer, tokens per second, and that as a share of the free answer's."""
-    _round(server, tokens)  # warms caches, and compiles the forms
+    """Medians by constraint: tokens per answer, tokens per second, and that as a share of the free answer's."""
+    _round(server, tokens)  # warms caches, and compiles the grammars
     found = [_round(server, tokens) for _ in range(rounds)]
-    return {form: _summary([each[form] for each in found], [each["free"] for each in found]) for form in FORMS}
+    return {name: _summary([each[name] for each in found], [each["free"] for each in found]) for name in CONSTRAINTS}
 
 
 def _round(server: ModelServer, tokens: int) -> dict[str, dict[str, float]]:
-    return {form: server.chat(messages=ASKED, max_tokens=tokens, **fields)["timings"] for form, fields in FORMS.items()}
+    return {
+        name: server.chat(messages=ASKED, max_tokens=tokens, **fields)["timings"]
+        for name, fields in CONSTRAINTS.items()
+    }
 
 
 def _summary(timings: list[dict[str, float]], free: list[dict[str, float]]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from fake_llm import fake_llm, llm_of
 from fake_model import encode, fake_model
 from fake_target import FakeTarget
 from monolane import UsageError
-from monolane.engine.language import Language, check_length
+from monolane.engine.chat_tokenizer import ChatTokenizer, check_length
 from monolane.model.chat import ChatTemplate
 
 END = encode("<eos>")[0]
@@ -65,7 +65,7 @@ def test_a_prompt_that_can_not_fit_is_not_even_tokenized(prompt: Any) -> None:
 
 
 def test_tokens_of_another_model_are_refused() -> None:
-    language = Language(fake_model())
-    assert language.text(language.text_tokens("ö<eos>")) == "ö<eos>"
+    tokenizer = ChatTokenizer(fake_model())
+    assert tokenizer.text(tokenizer.text_tokens("ö<eos>")) == "ö<eos>"
     with pytest.raises(UsageError, match="not a token of this model"):
-        language.text([10**6])
+        tokenizer.text([10**6])

@@ -1,0 +1,11 @@
+"""How many KV caches a target holds: each can keep one conversation for the requests that continue it."""
+
+from __future__ import annotations
+
+MAX_CACHES = 16
+
+
+def resident_caches(cache_bytes: int, available: int | None) -> int:
+    """The number of caches of ``cache_bytes`` each that fit in half of the ``available`` bytes, from 1 to MAX_CACHES.
+    ``available`` is what the weights have left; None where the system does not tell, which gives one cache."""
+    return max(1, min(MAX_CACHES, (available or 0) // 2 // max(1, cache_bytes)))
