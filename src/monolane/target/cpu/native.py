@@ -94,8 +94,8 @@ def make_setup(
     return Arguments(setup, (tape, segments, tapes, pinned))
 
 
-def make_request(request: Request, scores: NDArray[np.float32] | None = None) -> Arguments:
-    """``scores``: store all logits there and sample nothing."""
+def make_request(request: Request, logits: NDArray[np.float32] | None = None) -> Arguments:
+    """``logits``: store all logits there and sample nothing."""
     tokens = np.array(request.tokens, np.int32)
     stops = np.array(sorted(request.stop_tokens), np.int32)
     bias = structs.bias_table(request.sampling)
@@ -107,10 +107,10 @@ def make_request(request: Request, scores: NDArray[np.float32] | None = None) ->
         stop_tokens=stops.ctypes.data,
         stop_count=len(stops),
         logprobs=structs.NO_LOGPROBS if request.logprobs is None else request.logprobs,
-        all_logits=scores.ctypes.data if scores is not None else None,
+        all_logits=logits.ctypes.data if logits is not None else None,
         sampling=structs.sampling_struct(request.sampling, ctypes.addressof(bias)),
     )
-    return Arguments(struct, (tokens, stops, bias, scores))
+    return Arguments(struct, (tokens, stops, bias, logits))
 
 
 def make_trace(stamps: NDArray[np.int64], first: int) -> Arguments:

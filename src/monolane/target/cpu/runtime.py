@@ -61,10 +61,10 @@ class CpuTarget:
         self._caches[destination].take(self._caches[source], tokens)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        scores = np.empty((len(tokens), self.program.vocab), np.float32)
-        for _ in CpuRun(self, Request(tokens, 0, 0, frozenset(), Sampling()), scores):
+        logits = np.empty((len(tokens), self.program.vocab), np.float32)
+        for _ in CpuRun(self, Request(tokens, 0, 0, frozenset(), Sampling()), logits):
             pass
-        return scores
+        return logits
 
     def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
         """When each worker came to each stage, had its input and ended, in ns: [pass][worker][stage][3]."""
@@ -121,11 +121,11 @@ class CpuRun:
         self,
         target: CpuTarget,
         request: Request,
-        scores: NDArray[np.float32] | None = None,
+        logits: NDArray[np.float32] | None = None,
         trace: native.Arguments = native.NO_TRACE,
     ) -> None:
         self._target = target
-        self._arguments = native.make_request(request, scores)  # keeps what the kernel reads alive
+        self._arguments = native.make_request(request, logits)  # keeps what the kernel reads alive
         self._logprobs = request.logprobs is not None
         self.finish: Finish | None = None
         with target.engine() as (library, engine):
