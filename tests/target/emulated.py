@@ -89,18 +89,18 @@ class EmulatedTarget:
         return self._run(request, None)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        scores = np.full((len(tokens), self.vocab), np.nan, np.float32)
-        _, outcome = self._run(Request(tokens, 0, 0, frozenset(), Sampling()), scores.ctypes.data)
+        logits = np.full((len(tokens), self.vocab), np.nan, np.float32)
+        _, outcome = self._run(Request(tokens, 0, 0, frozenset(), Sampling()), logits.ctypes.data)
         assert outcome.status == structs.Status.LENGTH_REACHED
-        return scores
+        return logits
 
-    def _run(self, request: Request, scores: int | None) -> tuple[list[Token], Outcome]:
+    def _run(self, request: Request, logits: int | None) -> tuple[list[Token], Outcome]:
         sizes = scratch_sizes(self._plan, self._context)
         for name in CLEARED:
             ctypes.memset(getattr(self.launch, name), 0, sizes[name])
         entries, outcome, abort = (structs.Entry * self._context)(), Outcome(), ctypes.c_uint32(0)
         launch = Launch.from_buffer_copy(self.launch)
-        set_request(launch, request, self.vocab, self._arena, scores)
+        set_request(launch, request, self.vocab, self._arena, logits)
         launch.entries, launch.outcome = ctypes.addressof(entries), ctypes.addressof(outcome)
         launch.abort = ctypes.addressof(abort)
         self._call(ctypes.byref(launch), self._delays[0], ctypes.c_uint64(self._delays[1]))

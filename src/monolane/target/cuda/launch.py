@@ -300,8 +300,8 @@ def reach(sampling: Sampling, vocab: int) -> int:
     return min(-(-(halvings << EXPONENT_BITS) // max(sampling.rate, 1)), (1 << 32) - 2)
 
 
-def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, scores: int | None) -> None:
-    """A request whose arrays lie where the kernel sees them. ``scores``: store all logits there, sample nothing."""
+def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, all_logits: int | None) -> None:
+    """A request whose arrays lie where the kernel sees them. ``all_logits``: store all logits there, sample nothing."""
     sampling = request.sampling
     launch.adjusts_logits = sampling.adjusts_logits
     launch.reach = reach(sampling, vocab)
@@ -316,7 +316,7 @@ def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, sc
         stop_tokens=arena.upload(stops),
         stop_count=len(request.stop_tokens),
         logprobs=structs.NO_LOGPROBS if request.logprobs is None else request.logprobs,
-        all_logits=scores,
+        all_logits=all_logits,
         sampling=structs.sampling_struct(sampling, arena.upload(bias)),
     )
 

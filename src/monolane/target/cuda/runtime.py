@@ -99,16 +99,16 @@ class CudaTarget:
         return CudaRun(self, request, None, self._kernel)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        scores = np.empty((len(tokens), self.program.vocab), np.float32)
+        logits = np.empty((len(tokens), self.program.vocab), np.float32)
         self._context.enter()
-        address = self._context.allocate(scores.nbytes)
+        address = self._context.allocate(logits.nbytes)
         try:
             for _ in CudaRun(self, Request(tokens, 0, 0, frozenset(), Sampling()), address, self._kernel):
                 pass
-            self._context.download(address, scores)
+            self._context.download(address, logits)
         finally:
             self._context.free(address)
-        return scores
+        return logits
 
     def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
         """When each worker began each stage of a request, had its input and ended, in ns: [pass][worker][stage][3]."""
@@ -137,7 +137,7 @@ class CudaTarget:
 
     # --- for CudaRun ---
 
-    def start(self, request: Request, scores: int | None, kernel: Kernel) -> Outcome:
+    def start(self, request: Request, all_logits: int | None, kernel: Kernel) -> Outcome:
         """Launch; the host's view of the outcome."""
         with self._lock:
             if self._broken:
@@ -146,7 +146,7 @@ class CudaTarget:
             if self._context.running():
                 raise TargetError("A request is still running.", "Wait for it, or abort it.")
             self._request.begin()
-            set_request(self._launch, request, self.program.vocab, self._request, scores)
+            set_request(self._launch, request, self.program.vocab, self._request, all_logits)
             self._context.clear(self._launch.activation_words, self._cleared)
             ctypes.memset(self._outcome, 0, ctypes.sizeof(Outcome))
             ctypes.c_uint32.from_address(self._abort).value = 0
@@ -176,11 +176,11 @@ class CudaTarget:
 class CudaRun:
     """A request on the GPU."""
 
-    def __init__(self, target: CudaTarget, request: Request, scores: int | None, kernel: Kernel) -> None:
+    def __init__(self, target: CudaTarget, request: Request, all_logits: int | None, kernel: Kernel) -> None:
         self._target = target
         self._logprobs = request.logprobs is not None
         self.finish: Finish | None = None
-        self._outcome = target.start(request, scores, kernel)
+        self._outcome = target.start(request, all_logits, kernel)
         self._seen = 0
 
     def __iter__(self) -> Iterator[list[Token]]:
