@@ -66,7 +66,7 @@ def projection_types(plan: Plan) -> list[str]:
 
 
 def slot_fragments(plan: Plan) -> int:
-    """The size of a slot, in fragments: the one of which chunks leave the least unused."""
+    """The size of a slot, in fragments: the one that the chunks of all tiles fill best."""
 
     def filled(units: int) -> float:
         tiles = [(plan.layout.tiles(p), _fragments(plan, p)) for p in plan.program.projections]
@@ -78,8 +78,7 @@ def slot_fragments(plan: Plan) -> int:
 def cut(units: int, slot: int) -> tuple[int, int]:
     """How a tile of ``units`` fragments is cut into chunks that fit a slot of ``slot`` fragments: (number of chunks,
     fragments of a chunk). The number is 1 or a multiple of the number of warpgroups, as small as possible. Chunks are
-    as equal as possible, and are rounded up to a fragment for each warp of a warpgroup where the number stays the same.
-    """
+    as equal as possible, and rounded up to a multiple of WARPGROUP_WARPS where that leaves their number as it is."""
     chunks = 1
     while True:
         equal = -(-units // chunks)

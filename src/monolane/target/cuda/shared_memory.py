@@ -25,7 +25,7 @@ from monolane.target.cuda.constants import (
 from monolane.target.cuda.projections import slot_fragments
 
 ALIGNMENT = 128  # bytes, of every region
-RESERVED_BYTES = 2048  # for mbarriers, reductions and alignment, whose sizes depend on the number of slots
+RESERVED_BYTES = 2048  # for mbarriers (their number follows from that of the slots), reductions, alignment
 REDUCE_BYTES = 512  # of reductions, flags and the mailbox to the watchdog; csrc/launch.cuh has their offsets
 MIN_PREFILL_SLOTS = 2
 MAX_LOGITS_BYTES = 8192  # of a worker's logits, if they are kept in shared memory
