@@ -1,4 +1,4 @@
-"""From a model's config to its decode program: five stages a layer, whatever the family."""
+"""Builds the program of a model from its config: five stages per layer, whatever the family."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from monolane.program.stage import (
     Vector,
 )
 
-FIXED_SPLITS = Splitting(128)  # small enough to share a short context, large enough to merge cheaply
+FIXED_SPLITS = Splitting(128)  # tokens: few enough to divide short contexts among workers, enough to merge cheaply
 
 
 def build_program(
     config: ModelConfig, cache_format: CacheFormat = "bf16", splitting: Splitting = FIXED_SPLITS
 ) -> Program:
-    """The stages of one pass of a model. ``splitting``: how the target that executes it splits attention."""
+    """The stages of one pass of a model. ``splitting``: how the target divides a context into splits."""
     table = _matrix("embed", [("embed", config.vocab)], config.hidden)
     head = _matrix("head", [("embed" if config.tied else "head", config.vocab)], config.hidden)
     stages: list[Stage] = [Embed("embed", head.name if config.tied else table.name, writes="stream_a")]

@@ -1,4 +1,5 @@
-"""Proof on data, before anything runs: a plan that breaks an invariant is refused, and what breaks is named."""
+"""Proves the invariants of a plan on its data, before anything runs. A plan that breaks one is refused, and the message
+names what breaks."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from monolane.program.stage import (
     Vector,
 )
 
-REUSE_DISTANCE = 2  # hand-offs between reading a buffer and writing it again
+REUSE_DISTANCE = 2  # the fewest hand-offs between reading a buffer and writing it again
 
 
 class BrokenPlanError(AssertionError):
-    """A plan that must not run. It is our mistake, never the user's."""
+    """A plan that breaks an invariant. That is a bug of Monolane, never a mistake of the user."""
 
 
 def check(plan: Plan) -> None:
@@ -103,7 +104,7 @@ def _project_sizes(stage: Project, sizes: dict[str, int], where: str) -> Iterato
     if stage.residual and sizes[stage.residual] != outputs:
         yield f"{where}: makes {outputs} elements, but adds to {sizes[stage.residual]}"
     if stage.bias and (stage.bias.size, stage.bias.arrangement) != (stage.matrix.rows, stage.matrix.arrangement):
-        yield f"{where}: its bias does not lie like its rows"
+        yield f"{where}: its bias is not arranged like its rows"
     if isinstance(stage.input, Norm) and stage.input.weight.size != stage.matrix.cols:
         yield f"{where}: its norm has {stage.input.weight.size} weights for {stage.matrix.cols} columns"
     interleaved = stage.matrix.arrangement is Arrangement.INTERLEAVE
@@ -135,7 +136,7 @@ def _buffer_reuse(program: Program) -> Iterator[str]:
 
 
 def _rows_once(plan: Plan) -> Iterator[str]:
-    """Every tile of every matrix is on exactly one tape, and all workers pass the same stages in the same order."""
+    """Every tile of every matrix is on exactly one tape, and all tapes have the program's stages in the same order."""
     for index, stage in enumerate(plan.program.projections):
         covered = 0
         for worker, tape in enumerate(plan.segments):
@@ -172,11 +173,11 @@ def _residual_owners(plan: Plan) -> Iterator[str]:
 
 
 def _balance(plan: Plan) -> Iterator[str]:
-    """Tapes differ by less than one chunk (here: one tile) per stage on average."""
-    chunks = sum(plan.layout.tile_bytes(stage) for stage in plan.program.projections)
+    """Tapes differ by less than one tile per stage on average."""
+    allowed = sum(plan.layout.tile_bytes(stage) for stage in plan.program.projections)
     spread = max(plan.tape_bytes) - min(plan.tape_bytes)
-    if spread >= chunks:
-        yield f"tapes differ by {spread} bytes, more than one chunk per stage ({chunks} bytes)"
+    if spread >= allowed:
+        yield f"tapes differ by {spread} bytes, one tile per stage ({allowed} bytes) or more"
 
 
 def _label(stage: Stage) -> str:

@@ -1,4 +1,4 @@
-"""A plan for people: its stages with their bytes, who reads how much, how even the shares are; text and picture."""
+"""Shows a plan as text and as a picture: its stages, the bytes of each stage and worker, how even the tapes are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monolane.program.plan import Plan
 from monolane.program.stage import Merge, Norm, Project, Splitting, Stage
 
 MEGA = 1e6
-COLOURS = {  # of stages, in every picture
+COLOURS = {  # of stages, the same in every picture
     "embed": "#9d755d",
     "qkv": "#4c78a8",
     "attend": "#e45756",
@@ -23,12 +23,12 @@ COLOURS = {  # of stages, in every picture
     "sample": "#54a24b",
 }
 OTHER_COLOUR = "#888888"
-MOST_LISTED = 32  # tapes, one a line
+MOST_LISTED = 32  # tapes that the report lists, one per line
 PICTURE_FORMATS = (".svg", ".png", ".pdf")
 
 
 def report(plan: Plan, context: int) -> str:
-    """Everything about a plan on one screen: a layer's stages stand for all layers of the same kind."""
+    """The report of a plan. Consecutive layers with equal stages are printed once."""
     program, layout = plan.program, plan.layout
     rows = [("layer", "stage", "matrix", "MB", "input", "reads", "writes"), *_rows(plan)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -60,7 +60,7 @@ def _splitting(splitting: Splitting) -> str:
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """One row per stage; a layer that repeats the one before it is counted, not printed."""
+    """One row per stage. Consecutive layers with equal stages share their rows, labelled with first and last."""
     groups: list[tuple[list[int], list[tuple[str, ...]]]] = []  # layers, their common stages
     for layer, stages in groupby(plan.program.stages, lambda stage: getattr(stage, "layer", None)):
         cells = [_cells(plan, stage) for stage in stages]

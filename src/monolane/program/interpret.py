@@ -1,6 +1,7 @@
-"""The oracle: executes a plan in NumPy, from the very bytes a kernel reads, worker by worker, stage by stage.
+"""The oracle: executes a plan in NumPy, from the very bytes that a kernel reads, stage by stage, worker by worker.
 
-It is written to be read, not to be fast: each kind of stage is one method, and what it does is what the stage means.
+It is written to be read, not to be fast: each kind of stage is one method, and that method is the definition of the
+stage.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Floats = NDArray[np.float32]
 
 
 class Interpreter:
-    """A plan, its tape, and a cache of keys and values for ``context`` positions."""
+    """A plan, its tape, and a KV cache of ``context`` positions."""
 
     def __init__(self, tape: Tape, context: int) -> None:
         self.tape = tape
@@ -26,14 +27,14 @@ class Interpreter:
         self.program = tape.plan.program
         self.context = context
         shape = self.program.attention
-        # Poisoned, so that reading what was never written shows.
+        # Filled with NaN, so that attention over a position that was never written gives NaN.
         cache = (self.program.layers, shape.kv_heads, context, shape.head_dim)
         self._keys = np.full(cache, np.nan, np.float32)
         self._values = np.full(cache, np.nan, np.float32)
         self._buffers: dict[str, Floats] = {}
 
     def logits(self, tokens: Sequence[int], start: int = 0, last_only: bool = False) -> Floats:
-        """Feed tokens at positions ``start``, ``start + 1``, …; the logits after each (or after the last) of them."""
+        """Run tokens at positions ``start``, ``start + 1``, …; return the logits after each, or after the last."""
         found = []
         for first in range(0, len(tokens), PASS_ROWS):
             part = tokens[first : first + PASS_ROWS]
@@ -43,10 +44,10 @@ class Interpreter:
         return np.concatenate(found)
 
     def run_pass(self, tokens: Sequence[int], start: int, logits_of: slice) -> Floats:
-        """One pass of up to 16 positions; the logits of the chosen ones."""
+        """One pass of up to 16 rows. Returns the logits of the rows ``logits_of``."""
         positions = np.arange(start, start + len(tokens))
         width = len(positions)
-        # Every buffer starts as NaN: a stage that reads what nobody wrote is seen at once.
+        # Every buffer starts as NaN, so that a stage that reads an element before it is written gives NaN.
         for buffer in self.program.buffers:
             splits = self.program.attention.splits(self.context) if buffer.per_split else 1
             self._buffers[buffer.name] = np.full((width, splits, buffer.size), np.nan, np.float32)
@@ -90,7 +91,7 @@ class Interpreter:
                 return self._buffers[stage.reads][:, 0]
 
     def _rows(self, stage: Project, index: int, x: Floats) -> Floats:
-        """Dot products of all rows, each computed by its owner from its own tape."""
+        """Dot products with all rows of the matrix, each row read from the tape of the worker that owns it."""
         shares = []
         for worker in range(self.plan.workers):
             matrix = from_bf16(self.plan.layout.unpack(self.tape.segment(worker, index), stage))
@@ -135,7 +136,7 @@ class Interpreter:
                     partial[2:] = weights @ values[head // shape.group, seen]
 
     def _merged(self, buffer: str, positions: NDArray[np.int64], window: int | None) -> Floats:
-        """Attention's result: partial results of the splits, weighted to a common maximum."""
+        """The output of attention: the partial results of the splits, scaled to a common row max and added."""
         shape = self.program.attention
         partials = self._buffers[buffer].reshape(len(positions), -1, shape.heads, shape.partial_size)
         out = np.empty((len(positions), shape.heads, shape.head_dim), np.float32)
@@ -153,12 +154,12 @@ class Interpreter:
         return (x * scale * self.tape.constants.vector(norm.weight)).astype(np.float32)
 
     def _rotated(self, x: Floats, positions: NDArray[np.int64]) -> Floats:
-        """RoPE: the two halves of a head are the coordinates of its pairs."""
+        """RoPE: element i of the first half of a head and element i of the second half are one pair."""
         angles = np.outer(positions, self.program.attention.frequencies)[:, None]
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         low, high = np.split(x, 2, -1)
         return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
 
     def _stored(self, x: Floats) -> Floats:
-        """What the cache keeps of a key or value."""
+        """A key or value as the KV cache stores it."""
         return from_bf16(to_bf16(x)) if self.program.attention.cache_format == "bf16" else x

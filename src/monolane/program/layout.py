@@ -1,8 +1,8 @@
-"""How rows lie inside a tape: tiles of a few rows, cut along k into k-blocks, so that a worker reads straight on.
+"""How rows lie inside a tape: tiles of a few rows, cut along k into k-blocks, so that a worker reads sequentially.
 
 A tile holds a few rows over all columns. Inside it the k-blocks follow each other, and inside a k-block the rows:
 [k-block][row][k]. A CPU reads one cache line (32 bf16) of each row in turn. A warp of a GPU loads a fragment at once:
-one k-block of a whole tile, or two of half a tile. Rows and columns are padded with zeros to whole tiles and fragments.
+one k-block of a whole tile, or two of a half tile. Rows and columns are padded with zeros to whole tiles and fragments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Layout:
     halves_residual: bool = False  # matrices that write the residual stream have tiles of half as many rows
 
     def rows(self, stage: Project) -> int:
-        """Of a tile."""
+        """Rows of a tile."""
         halved = self.halves_residual and stage.output is Output.RESIDUAL
         return self.tile_rows // 2 if halved else self.tile_rows
 
@@ -45,7 +45,7 @@ class Layout:
         return self.rows(stage) * self.padded_cols(stage) * stage.matrix.format.bits // 8
 
     def pack(self, rows: Bf16Bits, stage: Project) -> NDArray[np.uint8]:
-        """Whole tiles from consecutive rows; the last tile may be short of rows."""
+        """Pack consecutive rows into whole tiles. Missing rows of the last tile, and missing columns, become zeros."""
         tile_rows, padded = self.rows(stage), self.padded_cols(stage)
         tiles = -(-len(rows) // tile_rows)
         if len(rows) != tiles * tile_rows or rows.shape[1] != padded:
@@ -56,13 +56,13 @@ class Layout:
         return np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
 
     def unpack(self, tape: NDArray[np.uint8], stage: Project) -> Bf16Bits:
-        """The rows of whole tiles, with their padding of rows but not of columns."""
+        """The rows of whole tiles, including padding rows, without padding columns."""
         padded = self.padded_cols(stage)
         blocks = tape.view(np.uint16).reshape(-1, padded // self.k_block, self.rows(stage), self.k_block)
         return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).reshape(-1, padded)[:, : stage.matrix.cols]
 
     def row(self, tape: NDArray[np.uint8], stage: Project, row: int) -> Bf16Bits:
-        """One row of a tile: an embedding looked up where the head's matrix lies."""
+        """One row of a tile, without padding: the embedding of a token where it is tied to the head."""
         tile_rows = self.rows(stage)
         blocks = tape.view(np.uint16).reshape(-1, tile_rows, self.k_block)
         return np.ascontiguousarray(blocks[:, row % tile_rows]).reshape(-1)[: stage.matrix.cols]

@@ -1,4 +1,4 @@
-"""A program divided among N workers: who owns which tiles of which matrix, and where they lie on whose tape."""
+"""A program divided among N workers: which worker owns which tiles of each matrix, and where they lie on its tape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Plan:
-    """``segments[worker][stage]``: every worker has a segment for every projection, if need be an empty one."""
+    """``segments[worker][stage]``: every worker has a segment for every projection; it may be empty."""
 
     program: Program
     layout: Layout
@@ -36,7 +36,7 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> int:
-        """Weight bytes all workers together stream for one decoded token."""
+        """Bytes of weights that all workers together stream for one decoded token."""
         return sum(self.tape_bytes)
 
     def locate(self, stage: int, tile: int) -> tuple[int, int]:
@@ -49,11 +49,11 @@ class Plan:
 
 
 def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0) -> Plan:
-    """Divide every matrix into runs of tiles so that all tapes stay equally long, from stage to stage.
+    """Divide every matrix into runs of tiles, one per worker, so that all tapes stay equally long from stage to stage.
 
-    Matrices that write the residual stream are divided all alike, so that a row of the stream has one owner for the
-    whole pass and may stay with it. What that leaves uneven the other matrices make up for, as far as a worker may
-    lag in a stage because it streamed ahead in another: by ``run_ahead`` bytes. Without it, every stage is even.
+    The matrices that write the residual stream are all divided in the same way, so that each row of the stream has one
+    owner for the whole pass. The other matrices level what that leaves uneven: in each of them a worker may get
+    ``run_ahead`` bytes more than an equal share. With 0, no worker gets more than an equal share, rounded up to tiles.
     """
     if workers < 1:
         raise ValueError("a plan needs at least one worker")
@@ -80,7 +80,8 @@ def _even(tiles: int, workers: int) -> list[int]:
 
 
 def _level(tiles: int, loads: list[int], tile_bytes: int, run_ahead: int) -> list[int]:
-    """Tiles per worker: each to whoever has the shortest tape, up to ``run_ahead`` bytes above an equal share."""
+    """Tiles per worker. Each tile goes to the worker with the shortest tape, of those that may still get one: a worker
+    gets at most an equal share, rounded up, plus ``run_ahead`` bytes."""
     most = -(-tiles // len(loads)) + run_ahead // tile_bytes
     counts = [0] * len(loads)
     waiting = [(load, worker) for worker, load in enumerate(loads)]

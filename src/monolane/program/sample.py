@@ -1,22 +1,22 @@
-"""Sampling in integers, so that every target, in whatever order it sums, chooses the same token.
+"""Sampling in integers, so that every target chooses the same token, in whatever order it sums. The reference.
 
-Output logits become fixed-point logits once; from there on penalties, temperature and the softmax are integer
-arithmetic. Integer sums do not depend on their order: a kernel may reduce in parallel and still agree with this module
-bit for bit.
+Output logits are converted to fixed-point logits once; penalties, temperature and the softmax are integer arithmetic.
+Integer sums do not depend on their order, so a kernel may reduce in parallel and still agree with this module bit for
+bit.
 
     fixed     = output logit in steps of 2**-20
     distance  = highest fixed logit - fixed logit, which is never negative
     weight    = 2**40 * 2**-(distance / temperature / ln 2), through a table of 256 powers and two terms of a series
     kept      = top-k, then top-p, then min-p, by distance: tokens of equal logits stay together
     time      = distance / temperature / ln 2 + log2(an exponential random number), which differs from token to token
-    chosen    = the kept token with the lowest time and, of equals, the lowest id
+    chosen    = the kept token with the lowest time and, of equal times, the lowest id
 
-That is an exponential race (or, with the sign turned, Gumbel-max sampling): a token wins with a probability that is
-proportional to its weight. A minimum is what parallel hardware finds in one step, and whether a token is in the race
-does not change the times of the others.
+That is an exponential race (or, with the sign changed, Gumbel-max sampling): a token wins with a probability that is
+proportional to its weight. On parallel hardware a minimum is one reduction, and dropping a token does not change the
+times of the others.
 
-Random numbers are SplitMix64 over the ids, started by Philox4x32-10 of (seed, position): a seed and a place in the
-sequence give the same draw anywhere.
+Random bits are those of SplitMix64, one number for each id, started from Philox4x32-10 of (seed, position). So a seed
+and a position in the sequence give the same draw on every target.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ from numpy.typing import NDArray
 
 from monolane.errors import TargetError
 
-LOGIT_BITS = 20  # of a fixed-point logit, after the point
-LOGIT_LIMIT = 2047.0  # logits beyond it are clamped: fixed-point logits fit 32 bits
-RATE_BITS = 16
+# ..._BITS: the number of fraction bits, so that numbers are in steps of 2**-BITS.
+LOGIT_BITS = 20  # of a fixed-point logit
+LOGIT_LIMIT = 2047.0  # output logits beyond it are clamped, so that fixed-point logits fit 32 bits
+RATE_BITS = 16  # of 1 / (temperature * ln 2)
 RATE_LIMIT = 1 << 30  # temperatures below about 1e-4 all act the same
-DISTANCE_LIMIT = (1 << 33) - 1
-WEIGHT_BITS = 40
-FACTOR_BITS = 16
-SHARE_BITS = 32
+DISTANCE_LIMIT = (1 << 33) - 1  # larger distances are clamped
+WEIGHT_BITS = 40  # the largest weight is 2**40
+FACTOR_BITS = 16  # of the factors of the repetition penalty
+SHARE_BITS = 32  # of top-p
 MAX_LOGPROBS = 20
-LN2_Q32 = round(math.log(2) * 2**32)
-POWERS = np.array([round(2 ** (WEIGHT_BITS - i / 256)) for i in range(256)], np.uint64)
+LN2_Q32 = round(math.log(2) * 2**32)  # ln 2 in steps of 2**-32
+POWERS = np.array([round(2 ** (WEIGHT_BITS - i / 256)) for i in range(256)], np.uint64)  # 2**40 * 2**-(i / 256)
 EXPONENT_BITS = LOGIT_BITS + RATE_BITS  # of distance * rate, which is an exponent of two
-TIME_BITS, LARGEST_TIME = 34, (1 << 42) - 2  # later than any that can win: the likeliest token is always in the race
-NOISE_BITS = 26
+TIME_BITS = 34  # of a race time
+LARGEST_TIME = (1 << 42) - 2  # later times are clamped; none of them wins, because the likeliest token is in the race
+NOISE_BITS = 26  # of the log2 of an exponential random number
 RANDOM_BITS = 42  # of an exponential random number
 LN2_RANDOM = round(math.log(2) * 2**RANDOM_BITS)
 
 
 def _steps(values: list[int]) -> NDArray[np.uint64]:
-    """A table for interpolation: each value, and in the lower half of the word how much larger the next one is."""
+    """A table for interpolation: the upper half of a word is a value, the lower half the difference to the next."""
     return np.array([low << 32 | (high - low) for low, high in itertools.pairwise(values)], np.uint64)
 
 
@@ -67,10 +69,10 @@ def _fixed(value: float, bits: int) -> int:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. The defaults are greedy; the caller has checked the values.
+    """The sampling parameters of a request. The defaults are greedy; the caller has checked the values.
 
-    The fields are the parameters as floats. The properties are the same in integers, which the reference and all
-    kernels compute with.
+    The fields are the parameters as floats. The properties are the same parameters as integers, which the reference
+    and all kernels use.
     """
 
     temperature: float = 0.0  # 0: greedy
@@ -106,12 +108,12 @@ class Sampling:
 
     @property
     def repeat_up(self) -> int:
-        """What the repetition penalty multiplies negative logits with, in steps of 2**-16."""
+        """The factor of the repetition penalty for negative logits, in steps of 2**-16."""
         return _fixed(self.repetition_penalty, FACTOR_BITS)
 
     @property
     def repeat_down(self) -> int:
-        """What the repetition penalty multiplies positive logits with, in steps of 2**-16."""
+        """The factor of the repetition penalty for positive logits, in steps of 2**-16."""
         return round((1 << FACTOR_BITS) / self.repetition_penalty)
 
     @property
@@ -138,8 +140,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Choice:
-    """A sampled token, and what its logprobs are computed from: distances of fixed-point logits, and the sum of all
-    weights at temperature 1."""
+    """A sampled token, and the numbers of its logprobs: distances of fixed-point logits, and the sum of all weights at
+    temperature 1."""
 
     token: int
     distance: int = 0
@@ -151,7 +153,7 @@ class Choice:
 
 
 class Sampler:
-    """The reference implementation: it chooses the tokens of one request one by one, and counts them for penalties."""
+    """The reference sampler: chooses the tokens of one request one by one, and counts them for penalties."""
 
     def __init__(self, sampling: Sampling, vocab: int, prompt: NDArray[np.int64], logprobs: int | None = None) -> None:
         self._sampling = sampling
@@ -161,7 +163,7 @@ class Sampler:
         self._counts = np.zeros(vocab, np.int64)
 
     def choose(self, logits: NDArray[np.float32], position: int) -> Choice:
-        """The token at ``position`` of the sequence."""
+        """Choose the token at ``position`` of the sequence."""
         raw = fixed_logits(logits)
         adjusted = self._penalised(raw)
         token = int(np.argmax(adjusted)) if self._sampling.greedy else self._draw(adjusted, position)
@@ -223,7 +225,7 @@ def weights(distances: FixedLogits, rate: int) -> NDArray[np.uint64]:
 
 
 def race_times(distances: FixedLogits, rate: int, noises: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The logarithms, in steps of 2**-34, of the times at which tokens reach the end."""
+    """log2 of each token's time in the exponential race, in steps of 2**-34."""
     exponent = np.minimum(distances, DISTANCE_LIMIT).astype(np.uint64) * np.uint64(rate)
     times = (exponent >> np.uint64(EXPONENT_BITS - TIME_BITS)) + (noises << np.uint64(TIME_BITS - NOISE_BITS))
     return np.minimum(times, np.uint64(LARGEST_TIME))
@@ -232,9 +234,10 @@ def race_times(distances: FixedLogits, rate: int, noises: NDArray[np.uint64]) ->
 def noise(seed: int, position: int, count: int) -> NDArray[np.uint64]:
     """log2(2**42 * an exponential random number) for each id, in steps of 2**-26.
 
-    Half of all exponential numbers are below ln 2, half of the others below 2 ln 2, and so on: some random bits say
-    how often ln 2 is to be added to -ln(1 - x), with x between 0 and 1/2 from the others. As x times a factor near to
-    1, which is tabled, that is as precise for small x, which win, as for large.
+    Half of all exponential random numbers are below ln 2, half of the others below 2 ln 2, and so on. So a number is
+    n * ln 2 - ln(1 - x): n is the number of leading zeros of 24 random bits, and the other 40 bits are x, between 0 and
+    1/2. -ln(1 - x) is computed as x times a factor from a table. That makes small numbers, which win the race, as
+    precise as large ones.
     """
     bits = mixed_bits(random_bits(seed, position), count)
     doublings = np.uint64(24) - _bit_width(bits & np.uint64((1 << 24) - 1))
@@ -250,18 +253,18 @@ def noise(seed: int, position: int, count: int) -> NDArray[np.uint64]:
 def _interpolated(
     table: NDArray[np.uint64], index: NDArray[np.uint64], fraction: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """``fraction``, in steps of 2**-32, of the way from one value of a table to the next."""
+    """Linear interpolation in a table of ``_steps``; ``fraction`` is in steps of 2**-32."""
     low, step = table[index] >> np.uint64(32), table[index] & np.uint64(0xFFFFFFFF)
     return low + ((step * fraction) >> np.uint64(32))
 
 
 def _bit_width(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """How many binary digits each has: of integers below 2**53, which a double has room for."""
+    """The number of binary digits of each integer, which must be below 2**53, so that a double holds it exactly."""
     return np.frexp(numbers.astype(np.float64))[1].astype(np.uint64)
 
 
 def mixed_bits(state: int, count: int) -> NDArray[np.uint64]:
-    """The first numbers of SplitMix64: one for each id."""
+    """The first ``count`` numbers of SplitMix64 from ``state``: 64 random bits for each id."""
     bits = np.uint64(state) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,7 @@
-"""The words a decode program is written in: plain, frozen data that a person can read and a target can compile.
+"""The data types of a program: plain, frozen data that a person can read and a target can compile.
 
-A program is the list of stages of one pass. All workers do their share of a stage, then hand over. Everything a
-stage needs to know is in it: which matrix it streams, how its input is prepared, what becomes of its output, and
-which buffers it reads and writes.
+A program is the list of stages of one pass. All workers do their share of a stage, then hand over. A stage says which
+matrix it streams, how its input is prepared, what is done with its output, and which buffers it reads and writes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal
 
-PASS_ROWS = 16  # the most rows (token positions) of one pass: those of a tensor core's A operand
+PASS_ROWS = 16  # the most rows (token positions) of one pass; a tensor core's A operand has as many
 CacheFormat = Literal["bf16", "f32"]
 
 
@@ -36,7 +35,7 @@ class Arrangement(Enum):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A [rows, cols] matrix, made of one or more of the model's weights, each with its own number of rows."""
+    """A [rows, cols] matrix, made of one or more of the model's weights. ``parts``: (name of the weight, its rows)."""
 
     name: str
     parts: tuple[tuple[str, int], ...]
@@ -49,7 +48,7 @@ class Matrix:
         return sum(rows for _, rows in self.parts)
 
     def part_rows(self, start: int, stop: int) -> list[tuple[str, int, int, slice]]:
-        """Which rows of which weights make up rows [start, stop): (weight, first, last, where in the result)."""
+        """Where rows [start, stop) come from: (weight, its first row, its last row + 1, place in the result)."""
         if self.arrangement is Arrangement.INTERLEAVE:
             count = len(self.parts)
             return [
@@ -67,7 +66,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Vector:
-    """A small fp32 vector that every worker may read: a norm's weight, a matrix's bias. Parts as in a matrix."""
+    """A small fp32 vector that every worker reads: a norm's weight or a matrix's bias. Parts as in a matrix."""
 
     name: str
     parts: tuple[tuple[str, int], ...]
@@ -80,7 +79,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Norm:
-    """Input preparation: RMS norm of the whole vector, recomputed by every worker."""
+    """Input preparation: RMS norm of the whole vector. Every worker computes it for itself."""
 
     weight: Vector
     eps: float
@@ -88,7 +87,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Merge:
-    """Input preparation: attention's partial results are merged over the splits in its window, in order of position."""
+    """Input preparation: partial results of attention, merged over the splits in the window, in order of position."""
 
     window: int | None
 
@@ -102,17 +101,17 @@ Input = Norm | Merge | Plain
 
 
 class Output(Enum):
-    """What becomes of a row's dot product (plus bias)."""
+    """What is done with the dot product (plus bias) of a row of the matrix."""
 
     STORE = "store"
     RESIDUAL = "residual"  # added to the residual stream
     GATE = "gate"  # rows 2i and 2i+1 become silu(gate) * up
-    LOGITS = "logits"  # stored, for the rows whose next token is asked for
+    LOGITS = "logits"  # stored, for those rows of the pass whose logits are needed
 
 
 @dataclass(frozen=True)
 class Embed:
-    """Look the tokens' rows up. ``table`` names the matrix that holds them: the head's when tied."""
+    """Look up the embeddings of the tokens. ``table`` names the matrix that holds them: the head's where it is tied."""
 
     name: str
     table: str
@@ -121,7 +120,7 @@ class Embed:
 
 @dataclass(frozen=True)
 class Project:
-    """Stream a matrix, multiply it with the prepared input."""
+    """Stream a matrix and multiply it with the prepared input."""
 
     name: str
     layer: int | None
@@ -130,17 +129,16 @@ class Project:
     output: Output
     reads: str
     writes: str
-    residual: str | None = None  # the buffer that RESIDUAL adds to; only a row's owner reads it
+    residual: str | None = None  # the buffer that RESIDUAL adds to; the owner of a row alone reads that row
     bias: Vector | None = None
 
 
 @dataclass(frozen=True)
 class Attend:
-    """Norm and rotate queries and keys, append keys and values to the cache, attend split by split.
+    """Apply QK norm and RoPE to queries and keys, append keys and values to the KV cache, attend split by split.
 
-    The work items are (key/value head, split of the context); AttentionShape.splitting says how a target splits. The
-    result of an item is, for each query head and position, the running maximum, the sum of exponentials and the
-    unnormalised weighted values.
+    The work items are (KV head, split of the context); AttentionShape.splitting says how a target splits. The result of
+    an item is, for each query head and row of the pass, the row max, the row sum and the accumulator of the softmax.
     """
 
     name: str
@@ -154,7 +152,7 @@ class Attend:
 
 @dataclass(frozen=True)
 class Sample:
-    """Choose the next token from the logits, check for the end, hand the token over."""
+    """Choose the next token from the logits, check the stop conditions, give the token to the host."""
 
     name: str
     reads: str
@@ -165,7 +163,7 @@ Stage = Embed | Project | Attend | Sample
 
 @dataclass(frozen=True)
 class Buffer:
-    """An fp32 activation buffer: ``size`` elements per position of a pass, or per position and split of the context."""
+    """An fp32 activation buffer: ``size`` elements per row of a pass, or per row and split of the context."""
 
     name: str
     size: int
@@ -173,18 +171,18 @@ class Buffer:
 
 
 def first_seen(position: int, window: int | None) -> int:
-    """The earliest position that a position looks at."""
+    """The first position that ``position`` attends to."""
     return 0 if window is None else max(0, position - window + 1)
 
 
 @dataclass(frozen=True)
 class Splitting:
-    """How a target divides the context of a position into splits, which workers attend to side by side.
+    """How a target divides the context of a position into splits, which workers attend to in parallel.
 
-    Without ``most``, every split has ``tokens`` tokens: neither the splits nor the order of any sum depend on how many
-    workers there are. With it, ``tokens`` is the least that a split has, and a longer context is divided into at most
-    ``most`` equal splits. Their number follows from the number of workers, so the last bits of a result do, too; for
-    one plan they are the same on every run.
+    Without ``most``, every split has ``tokens`` tokens, so neither the splits nor the order of any sum depend on the
+    number of workers. With ``most``, a split has at least ``tokens`` tokens, and a longer context is divided into at
+    most ``most`` equal splits. ``most`` follows from the number of workers, so the last bits of a result depend on that
+    number; for one plan they are the same on every run.
     """
 
     tokens: int
@@ -193,7 +191,7 @@ class Splitting:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What all attention stages share. Frequencies are radians per position."""
+    """What all attention stages share. Frequencies are those of RoPE, in radians per position."""
 
     heads: int
     kv_heads: int
@@ -205,24 +203,24 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Query heads that share one key/value head."""
+        """Query heads that share one KV head."""
         return self.heads // self.kv_heads
 
     @property
     def partial_size(self) -> int:
-        """Elements of one head's partial result: maximum, sum, weighted values."""
+        """Elements of one head's partial result: row max, row sum, accumulator."""
         return 2 + self.head_dim
 
     @property
     def split(self) -> int:
-        """Positions of a split."""
+        """Positions of a split (with ``most``: the fewest)."""
         return self.splitting.tokens
 
     def splits(self, context: int) -> int:
         return -(-context // self.split)
 
     def splits_seen(self, position: int, window: int | None) -> range:
-        """The splits that a position looks at."""
+        """The splits that ``position`` attends to."""
         return range(first_seen(position, window) // self.split, position // self.split + 1)
 
 
@@ -233,11 +231,11 @@ class Program:
     stages: tuple[Stage, ...]
     buffers: tuple[Buffer, ...]
     attention: AttentionShape
-    table: Matrix | None  # the embedding where it is not the head's matrix
+    table: Matrix | None  # the embedding, where it is not tied to the head
     hidden: int
     vocab: int
     layers: int
-    context: int  # the longest the model was made for
+    context: int  # the most positions that the model was made for
 
     @cached_property
     def projections(self) -> tuple[Project, ...]:

@@ -1,4 +1,4 @@
-"""Packing: every worker's weights, contiguous, in the order it reads them, in the layout its target asks for."""
+"""Packs the tape of every worker: its weights, contiguous, in the order it reads them, in the layout of its target."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from monolane.program.plan import Plan
 from monolane.program.stage import Arrangement, Matrix, Program, Project, Vector
 
 Bytes = NDArray[np.uint8]
-Allocate = Callable[[int], Bytes]  # zeroed memory of that many bytes, aligned as the target likes it
-Advance = Callable[[int], None]  # told the bytes just packed
+Allocate = Callable[[int], Bytes]  # returns zeroed memory of that many bytes, aligned for the target
+Advance = Callable[[int], None]  # called with the number of bytes just packed
 
-PACK_BYTES = 1 << 20  # of tape per step: bounds the memory of the conversion, shows progress
+PACK_BYTES = 1 << 20  # of tape that one step packs: bounds the memory of the conversion
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Small fp32 vectors (norms, biases) that every worker reads: one array, and where each begins."""
+    """Small fp32 vectors (norms, biases) that every worker reads: one array, and the index at which each begins."""
 
     values: NDArray[np.float32]
     offsets: dict[str, int]
@@ -35,7 +35,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Tape:
-    """All tapes of a plan (one per worker), its constants, and the embedding where it is not on the tapes."""
+    """All tapes of a plan (one per worker), its constants, and the embedding table where it is not tied to the head."""
 
     plan: Plan
     workers: tuple[Bytes, ...]
@@ -54,7 +54,7 @@ class Tape:
 
 
 def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate) -> Tape:
-    """The memory of a tape: constants filled in, weights still zero."""
+    """Allocate a tape and fill in its constants; the weights are still zero."""
     program = plan.program
     table = None
     if program.table is not None:
@@ -64,7 +64,7 @@ def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate) -> Tape:
 
 
 def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None) -> None:
-    """Fill a tape from the model's weights, on all processors, in steps of bounded memory."""
+    """Fill a tape with the model's weights, on all processors, in steps of PACK_BYTES."""
     with ThreadPoolExecutor(os.cpu_count() or 1, "pack") as pool:
         steps = [pool.submit(step) for step in _steps(tape, weights)]
         try:
@@ -78,7 +78,7 @@ def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None) -> N
 
 
 def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
-    """Independent pieces of the packing; each returns the bytes it wrote."""
+    """The steps of packing, which are independent of each other; each returns the number of bytes it wrote."""
     plan, layout = tape.plan, tape.plan.layout
     for index, stage in enumerate(plan.program.projections):
         tile_rows, tile_bytes = layout.rows(stage), layout.tile_bytes(stage)
@@ -122,7 +122,7 @@ def matrix_rows(matrix: Matrix, weights: Weights, start: int, stop: int) -> Bf16
 
 
 def constant_offsets(program: Program) -> tuple[dict[str, int], int]:
-    """Where each constant vector begins, aligned to a cache line of 16 elements; and how many elements there are."""
+    """The index at which each constant vector begins, aligned to a cache line of 16 elements; and their size in all."""
     offsets, size = {}, 0
     for vector in program.vectors():
         offsets[vector.name] = size
@@ -131,7 +131,7 @@ def constant_offsets(program: Program) -> tuple[dict[str, int], int]:
 
 
 def pack_constants(program: Program, weights: Weights) -> Constants:
-    """All constant vectors in one fp32 array, zero between them."""
+    """All constant vectors in one fp32 array, with zeros as padding."""
     offsets, size = constant_offsets(program)
     constants = Constants(np.zeros(size, np.float32), offsets)
     for vector in program.vectors():

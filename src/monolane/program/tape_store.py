@@ -1,7 +1,7 @@
-"""Tapes kept between starts, where making them costs a conversion: tiles in program order, for any number of workers.
+"""Keeps tapes in the cache where packing them costs a conversion: tiles in program order, for any number of workers.
 
-A worker's share of a matrix is a run of consecutive tiles, so a tape for any plan is read back with one read per
-segment. The file appears only when it is whole and on the disk. It can always be made again.
+A worker's share of a matrix is a run of consecutive tiles of the file, so one file serves a plan for any number of
+workers. The file gets its name only when it is complete and on the disk. It can always be made again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from monolane.program.plan import Plan
 from monolane.program.tape import PACK_BYTES, Allocate, Bytes, Tape, allocate_tape, pack_tape
 from monolane.progress import Progress, bar
 
-FORMAT = 1  # of the file; another number where packing or widening changes what is in it
-KEPT = 3  # tapes: the ones used last
-SPARE_BYTES = 4 << 30  # disk that stays free: keeping a tape is a convenience
-ABANDONED_S = 3600.0  # nobody takes that long to write a tape
+FORMAT = 1  # of the file: to be changed when packing or widening changes its content
+KEPT = 3  # tapes: the most recently used ones
+SPARE_BYTES = 4 << 30  # of the disk that stay free: a kept tape only saves time
+ABANDONED_S = 3600.0  # a temporary file that is older was left by a process that was killed
 
 
 def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progress) -> Tape:
-    """The tape of a plan: read back where it was kept, packed from the weights where not."""
+    """The tape of a plan: read from the cache where it was kept, else packed from the weights."""
     tape = allocate_tape(plan, weights, allocate)
     pieces = list(_pieces(tape))
     size = sum(piece.nbytes for _, piece in pieces)
@@ -39,13 +39,13 @@ def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progre
             return tape
         pack_tape(tape, weights, progress.advance)
     if path and _has_room(size):
-        # Not a daemon: a program that ends right away still leaves a whole file.
+        # Not a daemon thread: a program that ends right away waits for it, and leaves a complete file.
         threading.Thread(target=_keep, args=(path, pieces), name="keep tape").start()
     return tape
 
 
 def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
-    """(offset in the file, bytes of the tape), in pieces of bounded size."""
+    """(offset in the file, bytes of the tape), in pieces of at most 16 MiB."""
     plan, base = tape.plan, 0
     for index, stage in enumerate(plan.program.projections):
         tile_bytes = plan.layout.tile_bytes(stage)
@@ -64,7 +64,7 @@ def _cut(place: int, part: Bytes) -> Iterator[tuple[int, Bytes]]:
 
 
 def _read(path: Path, pieces: list[tuple[int, Bytes]], progress: Progress) -> bool:
-    """Fill the tape from its file; False where the file cannot be read to its end."""
+    """Fill the tape from its file. Returns False where the file cannot be read to its end."""
 
     def read(place: int, piece: Bytes) -> int:
         done = 0
@@ -79,14 +79,14 @@ def _read(path: Path, pieces: list[tuple[int, Bytes]], progress: Progress) -> bo
         with path.open("rb") as file, ThreadPoolExecutor(os.cpu_count() or 1, "read tape") as pool:
             for done in pool.map(lambda piece: read(*piece), pieces):
                 progress.advance(done)
-        path.touch()  # used just now
+        path.touch()  # its time of modification is the time of its last use
     except (OSError, EOFError):
         return False
     return True
 
 
 def _keep(path: Path, pieces: list[tuple[int, Bytes]]) -> None:
-    """Write the file. Where that fails, the next start packs again: nothing is lost and nobody is told."""
+    """Write the file. A failure is not reported: the next start packs the tape again."""
     try:
         _make_room(path.parent)
         with atomic_write(path) as file:
@@ -97,7 +97,7 @@ def _keep(path: Path, pieces: list[tuple[int, Bytes]]) -> None:
 
 
 def _make_room(folder: Path) -> None:
-    """Tapes that were not used lately go, and so does what a killed process left half-written."""
+    """Delete all but the most recently used tapes, and temporary files that a killed process has left."""
     files = sorted(folder.glob("*.tiles"), key=lambda file: file.stat().st_mtime, reverse=True)
     for old in files[KEPT - 1 :]:
         old.unlink()
@@ -113,7 +113,7 @@ def _has_room(size: int) -> bool:
 
 
 def _path(plan: Plan, weights: Weights) -> Path:
-    """One file per model (the identity of its weights: Weights.identity) and layout."""
+    """One file per model (Weights.identity), layout and shapes of the matrices."""
     program = plan.program
     shape = repr((FORMAT, plan.layout, [stage.matrix for stage in program.projections], program.table))
     source = hashlib.sha256(weights.identity.encode()).hexdigest()[:24]

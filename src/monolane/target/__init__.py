@@ -1,4 +1,4 @@
-"""Targets: what runs a plan and its tape on a machine."""
+"""Targets: each runs a plan and its tape on one kind of hardware."""
 
 from monolane.target.opening import open_target, plan_for
 

@@ -1,4 +1,4 @@
-"""The interface of all targets: run one request, deliver its tokens while it runs, stop when told."""
+"""The interface of all targets: run one request, deliver its tokens while it runs, stop it on demand."""
 
 from __future__ import annotations
 

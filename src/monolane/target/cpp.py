@@ -1,4 +1,4 @@
-"""C++ for what host and kernel share: structs, enums and constants have one source, in Python."""
+"""Generates C++ for what host and kernel share: structs, enums and constants are defined once, in Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POINTERS: dict[type[Structure], Mapping[str, str]] = {}
 
 
 def pointers(**types: str) -> Callable[[S], S]:
-    """Decorates a struct: the C++ types of the pointers among its fields."""
+    """Decorator of a struct: the C++ types of its fields that are pointers."""
 
     def note(kind: S) -> S:
         _POINTERS[kind] = types
@@ -32,7 +32,7 @@ def pointers(**types: str) -> Callable[[S], S]:
 
 
 def struct(kind: type[Structure], name: str | None = None) -> list[str]:
-    """The struct in C++, by default under its name in Python; its size is checked where the kernel is compiled."""
+    """The C++ definition of a struct, by default under its Python name. The compiler of the kernel checks its size."""
     name = name or kind.__name__
     return [
         f"struct {name} {{",
@@ -43,7 +43,7 @@ def struct(kind: type[Structure], name: str | None = None) -> list[str]:
 
 
 def launch_struct(kind: type[Structure]) -> list[str]:
-    """The struct as Launch, and the constant ``monolane_launch`` that the host fills in before every launch."""
+    """The struct as Launch, and the constant ``monolane_launch``, which the host fills in before every launch."""
     return [
         "namespace monolane {",
         *struct(kind, "Launch"),
@@ -63,7 +63,7 @@ def _declaration(kind: type[Structure], name: str, field: type) -> str:
 
 
 def enum(kind: type[IntEnum]) -> str:
-    """The enum in C++, unscoped: NOT_A_NUMBER is kNotANumber."""
+    """The C++ definition of an unscoped enum; NOT_A_NUMBER becomes kNotANumber."""
     members = (f"{constant_name(member.name)} = {member.value}" for member in kind)
     return f"enum {kind.__name__} : int32_t {braces(members)};"
 
@@ -73,7 +73,7 @@ def constant_name(name: str) -> str:
 
 
 def integer_constants(values: Mapping[str, int]) -> list[str]:
-    """``values``: by their C++ names."""
+    """C++ definitions of integers. ``values``: C++ name to value."""
     return [f"constexpr int {name} = {value};" for name, value in values.items()]
 
 

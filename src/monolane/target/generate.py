@@ -1,4 +1,4 @@
-"""What every generated kernel begins with: the constants of sampling and the table of stages. Headers do the rest."""
+"""What the generated sources of all targets share: sizes, the constants of sampling, the table of stages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from monolane.program.stage import Attend, Embed, Merge, Norm, Output, Program, 
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 
-# What every target asks for: a block of a row is one cache line of a CPU; 8 rows of one block are one 16-byte load per
-# lane of a GPU's warp, and two steps of its tensor core.
+# The layout of both targets. A k-block of one row is one cache line of a CPU. A k-block of a tile, 8 rows of 32
+# columns, is a fragment of a GPU: one 16-byte load per thread of a warp, and the B operand of two MMA instructions.
 LAYOUT = Layout("rows8", tile_rows=8, k_block=32)
 
 OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
 
 
 def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
-    """The sizes all targets name alike."""
+    """Sizes that have the same name on all targets."""
     shape = program.attention
     return {
         "kTileRows": layout.tile_rows,
@@ -36,7 +36,7 @@ def shape_constants(program: Program, layout: Layout) -> dict[str, int]:
 
 
 def constants(program: Program, integers: dict[str, int]) -> list[str]:
-    """Sizes and the numbers of sampling, as C++ constants inside the namespace."""
+    """C++ constants: ``integers`` and the numbers of sampling."""
     integers = integers | {
         "kLogitBits": sample.LOGIT_BITS,
         "kFactorBits": sample.FACTOR_BITS,
@@ -63,7 +63,7 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
 
 
 def sampling_tables(qualifier: str) -> list[str]:
-    """Powers and logarithms for drawing a token."""
+    """The tables of sampling: powers, logarithms, stretches (program/sample.py)."""
     tables = {"kPowers": sample.POWERS, "kLogarithms": sample.LOGARITHMS, "kStretches": sample.STRETCHES}
     return [
         f"{qualifier} uint64_t {name}[] = {braces(f'{value}u' for value in table)};" for name, table in tables.items()
@@ -71,7 +71,7 @@ def sampling_tables(qualifier: str) -> list[str]:
 
 
 def tables(program: Program, qualifier: str) -> list[str]:
-    """Arrays that are indexed at run time: those of sampling, frequencies, stages."""
+    """Arrays that are indexed at run time: the tables of sampling, RoPE frequencies, stages."""
     return [
         *sampling_tables(qualifier),
         f"{qualifier} double kFrequencies[] = {braces(repr(f) for f in program.attention.frequencies)};",
@@ -123,7 +123,7 @@ def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], pro
 
 
 def literal(value: float) -> str:
-    """A float literal that keeps every bit."""
+    """A float literal of C++ that has exactly this value."""
     if not math.isfinite(value):
         raise ValueError(f"{value} cannot be a constant")
     return f"{value!r}f" if "." in repr(value) or "e" in repr(value) else f"{value!r}.0f"

@@ -1,4 +1,4 @@
-"""The interpreter as a target: for machines without a compiler, and for tests. Slow, and the same tokens."""
+"""The interpreter behind the interface of a target: for machines without a C++ compiler, and for tests. It is slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monolane.target.base import Finish, Request, Token
 
 
 class InterpreterTarget:
-    """NumPy behind the interface of a kernel."""
+    """Runs a plan in NumPy. It has one KV cache."""
 
     def __init__(self, tape: Tape, context: int) -> None:
         self.name = "interpreter (NumPy)"
@@ -36,7 +36,7 @@ class InterpreterTarget:
         return InterpreterRun(self._interpreter, request, self._running)
 
     def copy(self, source: int, destination: int, tokens: int) -> None:
-        """Nothing to do: there is one cache."""
+        """Does nothing: there is only one KV cache."""
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         return Interpreter(self._tape, self.context).logits(tokens)
@@ -46,7 +46,7 @@ class InterpreterTarget:
 
 
 class InterpreterRun:
-    """A request that advances while it is iterated."""
+    """A request that advances only while it is iterated."""
 
     def __init__(self, interpreter: Interpreter, request: Request, running: threading.Lock) -> None:
         self._interpreter = interpreter
@@ -68,7 +68,7 @@ class InterpreterRun:
 
     @property
     def steps(self) -> int:
-        return time.monotonic_ns()  # it runs in the thread that iterates: alive as long as Python is
+        return time.monotonic_ns()  # it always grows: there is no worker that could be stuck
 
     def _tokens(self) -> Iterator[list[Token]]:
         request, vocab = self._request, self._interpreter.program.vocab

@@ -1,4 +1,4 @@
-"""From a model to a target that runs it: everything is checked with numbers before anything large is allocated."""
+"""Opens a target for a model: device, workers, context and memory are checked before anything large is allocated."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from monolane.target.cuda.driver import Device
 
 DEVICES = ("auto", "cuda", "cpu", "interpreter")
-DEFAULT_CONTEXT = 8192  # tokens, where the model allows as many and the user asks for nothing else
+DEFAULT_CONTEXT = 8192  # tokens, if the model allows as many and the user chooses nothing else
 MAX_WORKERS = 1024
 ENTRY_BYTES = ctypes.sizeof(Entry)
 
 
 def plan_for(config: ModelConfig, workers: int | None = None, cache_format: CacheFormat = "bf16") -> Plan:
-    """The plan that ``open_target`` runs, checked; for any number of workers, also one that this machine has not."""
+    """The plan that ``open_target`` runs on a CPU, checked. ``workers`` may be more than this machine has cores."""
     workers = len(machine.processors()) if workers is None else workers
     if not 1 <= workers <= MAX_WORKERS:
         raise UsageError(f"{workers} workers are not possible.", f"Choose between 1 and {MAX_WORKERS} workers.")
@@ -59,7 +59,7 @@ def open_target(
     cache_format: CacheFormat = "bf16",
     progress: Progress | None = None,
 ) -> Target:
-    """Compile, allocate, pack. ``progress`` shows the loading and any note worth reading."""
+    """Compile the kernel, allocate memory and pack the tape. ``progress`` shows the loading, and notes for the user."""
     progress = progress or Silent()
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
@@ -90,7 +90,7 @@ def open_target(
 
 
 def _choose_gpu(device: str, workers: int | None, progress: Progress) -> Device | None:
-    """The GPU to run on, if any; where one is here and not used, a note says why."""
+    """The GPU to run on, or None for the CPU. Where the machine has a GPU that is not used, a note says why."""
     if device != "auto":
         return required_gpu() if device == "cuda" else None
     gpu = find_gpu() if workers is None else None
@@ -100,7 +100,7 @@ def _choose_gpu(device: str, workers: int | None, progress: Progress) -> Device 
 
 
 def choose_context(limit: int, asked: int | None) -> int:
-    """Tokens of cache to provide."""
+    """The number of tokens that a KV cache holds: ``asked``, or a default."""
     if asked is None:
         return min(limit, DEFAULT_CONTEXT)
     if not 1 <= asked <= limit:
@@ -112,7 +112,7 @@ def choose_context(limit: int, asked: int | None) -> int:
 
 
 def require_processors(workers: int | None) -> None:
-    """Refuse so many workers that they would only wait for each other."""
+    """Refuse more than 4 workers per processor (8 are always allowed): they would only wait for each other."""
     limit = max(8, 4 * (os.cpu_count() or 1))
     if workers is not None and workers > limit:
         raise UsageError(
@@ -122,7 +122,7 @@ def require_processors(workers: int | None) -> None:
 
 
 def memory_needed(plan: Plan, context: int) -> dict[str, int]:
-    """Bytes by purpose: what a loaded model will hold."""
+    """Bytes of memory that a loaded model takes, by purpose."""
     program = plan.program
     _, constants = constant_offsets(program)
     return {
@@ -135,7 +135,7 @@ def memory_needed(plan: Plan, context: int) -> dict[str, int]:
 
 
 def require_memory(plan: Plan, context: int) -> None:
-    """Refuse what does not fit, with the numbers."""
+    """Refuse a model that does not fit in memory; the message has the numbers."""
     needed, available = memory_needed(plan, context), machine.available_memory()
     total = sum(needed.values())
     if available is not None and total > available:

@@ -1,4 +1,4 @@
-"""What every compiled target exchanges with the host: the structs of a request and of a generated token."""
+"""Structs that host and kernel share on every compiled target: those of a request and of a generated token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_LOGPROBS = -1
 
 
 class Status(IntEnum):
-    """How a request stands, or how it ended."""
+    """The state of a request: running, or how it ended."""
 
     RUNNING = 0
     STOPPED = 1
@@ -43,7 +43,7 @@ class Bias(Structure):
 
 @cpp.pointers(bias="const Bias*")
 class Sampling(Structure):
-    """Sampling parameters in fixed point; program/sample.py says in which."""
+    """Sampling parameters as integers; the properties of program/sample.py's Sampling have their units."""
 
     _fields_ = [
         ("greedy", c_int32),
@@ -64,9 +64,9 @@ class Sampling(Structure):
 @cpp.pointers(tokens="const int32_t*", stop_tokens="const int32_t*", all_logits="float*")
 class Request(Structure):
     _fields_ = [
-        ("tokens", c_void_p),  # the prompt
+        ("tokens", c_void_p),  # the whole sequence before the answer
         ("token_count", c_int64),
-        ("cached", c_int64),  # tokens of it whose keys and values are in the cache
+        ("cached", c_int64),  # its first tokens, whose keys and values are in the KV cache
         ("max_tokens", c_int64),
         ("stop_tokens", c_void_p),
         ("stop_count", c_int64),
@@ -78,7 +78,7 @@ class Request(Structure):
 
 
 class Entry(Structure):
-    """A generated token as the kernel wrote it."""
+    """A generated token as the kernel writes it."""
 
     token: int
     top_count: int
@@ -99,7 +99,7 @@ class Entry(Structure):
 
 
 def definitions() -> list[str]:
-    """All of these in C++."""
+    """The C++ definitions of all of these."""
     return [
         f"constexpr int kMaxLogprobs = {sample.MAX_LOGPROBS};",
         cpp.enum(Status),
@@ -108,7 +108,7 @@ def definitions() -> list[str]:
 
 
 def segment_table(plan: Plan) -> ctypes.Array[Segment]:
-    """[workers][projections]"""
+    """The segments of all tapes: [worker][projection]."""
     rows = [Segment(s.first_tile, s.tiles, s.offset) for segments in plan.segments for s in segments]
     return (Segment * len(rows))(*rows)
 
@@ -137,7 +137,7 @@ def sampling_struct(sampling: sample.Sampling, bias: int) -> Sampling:
 
 
 def token_of(entry: Entry, logprobs: bool) -> Token:
-    """A token for the engine."""
+    """The token for the engine, with logprobs where the request asked for them."""
     if not logprobs:
         return Token(entry.token, entry.time_ns)
     choice = sample.Choice(entry.token, entry.distance, entry.total)

@@ -1,4 +1,4 @@
-"""From generated source to a loaded library: the compiler that is there, a cache keyed by everything that went in."""
+"""Compiles a generated source with the C++ compiler of this machine, and keeps the library in the cache by a hash."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from monolane.cache import cache_folder, disk_errors, make_folder
 from monolane.errors import TargetError
 from monolane.target.cpu.machine import VectorLevel
 
-HEADERS = (Path(__file__).parent / "csrc", Path(__file__).parents[1] / "csrc")  # this target's, and all targets'
+HEADERS = (Path(__file__).parent / "csrc", Path(__file__).parents[1] / "csrc")  # of this target, and of all targets
 FLAGS = (
     "-std=c++20",
     "-O3",
     "-fPIC",
     "-shared",
     "-pthread",
-    "-ffp-contract=fast",  # multiply and add in one rounding
+    "-ffp-contract=fast",  # a multiplication and an addition become one FMA
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-Wno-psabi",  # vectors wider than the machine's registers are passed in memory, within one library
+    "-Wno-psabi",  # vectors wider than a register are passed in memory, which matters only between libraries
 )
 COMPILE_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler as it is called, and what it says of itself."""
+    """A C++ compiler: the command that calls it, and the output of its ``--version``."""
 
     command: tuple[str, ...]
     version: str
 
 
 def find_compiler() -> Compiler | None:
-    """``$CXX``, then the usual names, then the one in the ``ziglang`` package; None where there is none."""
+    """``$CXX``, else c++, g++ or clang++, else the compiler of the ``ziglang`` package; None where there is none."""
     chosen = os.environ.get("CXX", "").strip()
     if chosen:
         compiler = _try(tuple(shlex.split(chosen)))
@@ -72,7 +72,7 @@ def build(
     headers: tuple[Path, ...] = HEADERS,
     extra_flags: tuple[str, ...] = (),
 ) -> Path:
-    """The path of the compiled library; compiled only where the same has not been compiled before."""
+    """The path of the compiled library. It is compiled only if it is not in the cache."""
     flags = (*FLAGS, *level.flags, *extra_flags)
     folder = make_folder(cache_folder("kernels"))
     suffix = "dylib" if platform.system() == "Darwin" else "so"
@@ -83,7 +83,7 @@ def build(
         main, built = Path(work) / "kernel.cpp", Path(work) / library.name
         main.write_text(source)
         _compile([*compiler.command, *flags, *(f"-I{folder}" for folder in headers), str(main), "-o", str(built)])
-        built.replace(library)  # whole, or not at all; whoever comes second replaces it by the same
+        built.replace(library)  # atomic; where two processes compile the same, the second file replaces an equal one
     return library
 
 

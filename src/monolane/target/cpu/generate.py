@@ -1,4 +1,4 @@
-"""The generated source of a CPU kernel: constants, the table of stages, one include. The headers are the product."""
+"""Generates the source of a CPU kernel: structs, constants, the table of stages, and one include of the headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monolane.target.generate import LAYOUT, constants, shape_constants, tables
 
 
 def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str:
-    """C++ for one program. ``stall`` = (worker, stage, seconds) makes one worker sleep there: to test the deadline."""
+    """C++ for one program. ``stall`` = (worker, stage, seconds) makes a worker sleep at a stage, to test deadlines."""
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
     integers = shape_constants(program, LAYOUT) | {
         "kSplit": program.attention.split,

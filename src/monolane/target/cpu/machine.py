@@ -1,4 +1,4 @@
-"""What this machine offers: processors, vector instructions, memory."""
+"""The processors, vector instructions and memory of this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 @cache
 def vector_level() -> VectorLevel:
-    """Asked of the machine that runs, never of the one that built."""
+    """The vector instructions of the machine that this runs on."""
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         have = _processor_flags()
@@ -51,7 +51,7 @@ def _processor_flags() -> set[str]:
 
 @cache
 def processors() -> tuple[int, ...]:
-    """One logical processor of every core this process may use: a second thread on a core adds no bandwidth."""
+    """One logical processor of every core that this process may use: a second thread on a core adds no bandwidth."""
     if not hasattr(os, "sched_getaffinity"):
         return tuple(range(os.cpu_count() or 1))
     found: list[int] = []
@@ -66,7 +66,7 @@ def processors() -> tuple[int, ...]:
 
 
 def _group_processors() -> int:
-    """Whole processors that this process's control group grants (``docker --cpus``); 0 where it grants all."""
+    """The number of whole processors that the control group allows (``docker --cpus``); 0 where there is no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return 0 if quota == "max" else max(1, int(quota) // int(period))
@@ -75,7 +75,7 @@ def _group_processors() -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be had without swapping, within this process's control group; None where nobody says."""
+    """Bytes that are available without swapping, within the control group; None where the system does not tell."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -92,6 +92,6 @@ def _group_memory() -> list[int]:
         if limit == "max":
             return []
         stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
-        return [max(0, int(limit) - used + int(stat.get("inactive_file", 0)))]  # cached files give way
+        return [max(0, int(limit) - used + int(stat.get("inactive_file", 0)))]  # cached files can be evicted
     except (OSError, ValueError):
         return []

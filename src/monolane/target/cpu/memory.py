@@ -1,4 +1,4 @@
-"""Memory for tapes and caches: page-aligned, in huge pages where the system has them, resident only once touched."""
+"""Memory for tapes and KV caches: page-aligned, zeroed, and resident only once it is touched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 
 def allocate(size: int, huge: bool = True) -> NDArray[np.uint8]:
-    """``size`` zeroed bytes. Not ``huge``: small pages, for what may stay untouched in many places (a cache)."""
+    """``size`` zeroed bytes, in huge pages where the system has them. Not ``huge``: in small pages, for memory of which
+    much may never be touched (a KV cache)."""
     pages = mmap.mmap(-1, max(size, 1))
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)

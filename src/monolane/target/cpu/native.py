@@ -1,4 +1,4 @@
-"""The C side of the border: a model and a request as the kernel takes them, and a compiled kernel's functions."""
+"""The interface to a compiled CPU kernel: the structs that it takes, and its functions."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ class Setup(Structure):
         ("segments", c_void_p),  # [worker][projection]
         ("tapes", c_void_p),  # [worker]
         ("constants", c_void_p),  # norm weights and biases
-        ("table", c_void_p),  # the embedding where it is not the head's matrix, else null
+        ("table", c_void_p),  # the embedding where it is not tied to the head, else null
         ("processors", c_void_p),  # one per worker, or null: workers are not pinned
-        ("deadline_s", c_double),  # the longest a worker waits for another that does nothing
+        ("deadline_s", c_double),  # a worker without a beat for this long is stuck, see csrc/pulse.hpp
     ]
 
 
 @cpp.pointers(keys="void*", values="void*")
 class Cache(Structure):
-    """Where the keys and values of one conversation lie."""
+    """The addresses of one KV cache."""
 
     _fields_ = [("keys", c_void_p), ("values", c_void_p)]
 
 
 @cpp.pointers(stamps="int64_t*")
 class Trace(Structure):
-    """Where time stamps go, for `monolane trace`."""
+    """Where the kernel stores time stamps, for `monolane trace`."""
 
     _fields_ = [
         ("stamps", c_void_p),  # ns, [pass][worker][stage][3]; null: nothing is traced
-        ("first", c_int64),  # the first decode pass that is traced; 0 takes the answer's first token in
+        ("first", c_int64),  # the first decode pass that is traced; the input of pass 0 is the answer's first token
         ("passes", c_int64),
     ]
 
 
 def definitions() -> list[str]:
-    """All of these in C++."""
+    """The C++ definitions of all of these."""
     return [line for kind in (Setup, Cache, Trace) for line in cpp.struct(kind)]
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """A struct for the kernel, with everything its pointers point to."""
+    """A struct for the kernel, and the memory that its pointers point to, which must live as long."""
 
     struct: Structure
     memory: tuple[object, ...]
@@ -95,7 +95,7 @@ def make_setup(
 
 
 def make_request(request: Request, logits: NDArray[np.float32] | None = None) -> Arguments:
-    """``logits``: store all logits there and sample nothing."""
+    """``logits``: where the kernel stores the logits after every token; it samples nothing then."""
     tokens = np.array(request.tokens, np.int32)
     stops = np.array(sorted(request.stop_tokens), np.int32)
     bias = structs.bias_table(request.sampling)
@@ -114,7 +114,7 @@ def make_request(request: Request, logits: NDArray[np.float32] | None = None) ->
 
 
 def make_trace(stamps: NDArray[np.int64], first: int) -> Arguments:
-    """``stamps``: [passes][workers][stages][3], filled from the decode pass ``first`` on."""
+    """``stamps``: [pass][worker][stage][3], filled from decode pass ``first`` on."""
     return Arguments(Trace(stamps.ctypes.data, first, len(stamps)), (stamps,))
 
 
@@ -122,7 +122,7 @@ NO_TRACE = Arguments(Trace(), ())
 
 
 class Library:
-    """A compiled kernel, loaded. Calls let other Python threads run meanwhile."""
+    """A loaded kernel. Calls release the GIL."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -157,7 +157,7 @@ class Library:
         return bool(self._calls.monolane_close(engine))
 
     def start(self, engine: int, request: Arguments, cache: Cache, trace: Arguments) -> int:
-        """The number of the request; 0 where it cannot start."""
+        """Start a request. Returns its number, or 0 where it cannot start."""
         given = (ctypes.byref(request.struct), ctypes.byref(cache), ctypes.byref(trace.struct))
         return int(self._calls.monolane_start(engine, *given))
 

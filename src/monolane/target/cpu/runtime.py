@@ -1,4 +1,4 @@
-"""The CPU target: a compiled kernel on pinned threads. The host starts a request and reads tokens as they come."""
+"""The CPU target: a compiled kernel on pinned threads. The host starts a request and reads tokens while it runs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from monolane.target.base import Finish, Request, Token
 from monolane.target.cpu import native
 from monolane.target.cpu.memory import allocate
 
-# The longest a worker waits for another that does nothing, before the request fails. Only on Linux can it tell one that
-# is stuck from one that a busy machine gives no time to; elsewhere it is patient.
+# A worker without a beat for this long is stuck. On Linux a worker that only lacks processor time is told apart
+# (csrc/pulse.hpp); elsewhere it cannot be, so the deadline is longer.
 DEADLINE_S = 0.5 if sys.platform == "linux" else 10.0
-NAMED_S = 0.3  # the workers find out themselves, and can say who it was; then it is the watch's turn
-POLL_MS = 100  # how often a waiting host looks up, so that Ctrl-C is seen
-_abandoned: list[object] = []  # memory that a stuck worker may still touch
+NAMED_S = 0.3  # that the engine's watchdog waits longer: the error of the workers comes first, and names the stuck one
+POLL_MS = 100  # the longest call that waits for tokens, so that Ctrl-C takes effect
+_abandoned: list[object] = []  # memory that is never freed, because a stuck worker may still use it
 
 
 class CpuTarget:
-    """A tape and ``caches`` KV caches behind a compiled kernel."""
+    """A compiled kernel with its tape and ``caches`` KV caches."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class CpuTarget:
         self._caches = [Cache(self.program, context) for _ in range(caches)]
         self._setup = native.make_setup(tape, context, processors, deadline_s)
         self._engine: int | None = library.open(self._setup)
-        self._users = 0  # calls into the engine under way
+        self._users = 0  # calls into the engine that have not returned
         self._idle = threading.Condition()
 
     def run(self, request: Request) -> CpuRun:
@@ -67,17 +67,18 @@ class CpuTarget:
         return logits
 
     def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
-        """When each worker came to each stage, had its input and ended, in ns: [pass][worker][stage][3]."""
+        """Run a request with time stamps, in ns: when each worker came to each stage, had its input, ended its share.
+        [pass][worker][stage][3], from decode pass ``first`` on."""
         stamps = np.zeros((passes, self._workers, len(self.program.stages), 3), np.int64)
         run = CpuRun(self, request, trace=native.make_trace(stamps, first))
         try:
             for _ in run:
                 pass
-        except BaseException:  # the workers may not have left yet
+        except BaseException:  # the workers may still write stamps
             _abandoned.append(stamps)
             run.abort()
             raise
-        # A worker comes to a stage when it has done its share of the one before, and then waits for the others.
+        # A worker comes to a stage when it has ended its share of the stage before; then it waits for the others.
         in_order = stamps.transpose(1, 0, 2, 3).reshape(self._workers, -1, 3)
         began = np.concatenate([in_order[:, :1, 1], in_order[:, :-1, 2]], 1)
         stamps[..., 0] = began.reshape(self._workers, passes, -1).transpose(1, 0, 2)
@@ -91,12 +92,12 @@ class CpuTarget:
             _abandoned.extend([self._setup, self._caches])
 
     def cache(self, index: int) -> native.Cache:
-        """Where the keys and values of one KV cache lie."""
+        """The addresses of one KV cache."""
         return self._caches[index].struct
 
     @contextmanager
     def engine(self) -> Iterator[tuple[native.Library, int]]:
-        """The engine for the length of a call; it is not freed meanwhile."""
+        """The library and the engine for one call; the engine is not freed during the call."""
         with self._idle:
             if self._engine is None:
                 raise TargetError("This target is closed.", "Load the model again.")
@@ -125,7 +126,7 @@ class CpuRun:
         trace: native.Arguments = native.NO_TRACE,
     ) -> None:
         self._target = target
-        self._arguments = native.make_request(request, logits)  # keeps what the kernel reads alive
+        self._arguments = native.make_request(request, logits)  # kept: the kernel reads this memory
         self._logprobs = request.logprobs is not None
         self.finish: Finish | None = None
         with target.engine() as (library, engine):
@@ -141,7 +142,7 @@ class CpuRun:
                 made = library.wait(engine, seen, POLL_MS)
                 status = library.status(engine)
                 if status != structs.Status.RUNNING:
-                    made = library.wait(engine, made, 0)  # what came between the two looks
+                    made = library.wait(engine, made, 0)  # includes tokens that came between the two calls
                 tokens = [structs.token_of(entry, self._logprobs) for entry in library.entries(engine, seen, made)]
             if tokens:
                 yield tokens
@@ -156,7 +157,7 @@ class CpuRun:
 
     def abort(self) -> None:
         if self.finish is None:
-            with suppress(TargetError), self._target.engine() as (library, engine):  # closed: it has ended already
+            with suppress(TargetError), self._target.engine() as (library, engine):  # closed: the run has ended
                 library.abort(engine, self._number)
 
     def _finish(self, status: int) -> Finish:
@@ -176,7 +177,7 @@ class CpuRun:
 
 
 class Cache:
-    """The keys and values of one conversation; memory is taken as it grows."""
+    """One KV cache. Its memory becomes resident as it is filled."""
 
     def __init__(self, program: Program, context: int) -> None:
         self._heads = program.layers * program.attention.kv_heads
@@ -186,15 +187,15 @@ class Cache:
         self.struct = native.Cache(self._keys.ctypes.data, self._values.ctypes.data)
 
     def take(self, other: Cache, tokens: int) -> None:
-        """The first ``tokens`` tokens of another conversation, in whole splits: what is too much is never read."""
+        """Copy the first ``tokens`` tokens of another cache, in whole splits; what lies beyond is never read."""
         splits = -(-tokens // self._split)
         for mine, theirs in ((self._keys, other._keys), (self._values, other._values)):
-            shape = (self._heads, self._splits, -1)  # a split's positions lie together, whatever their order
+            shape = (self._heads, self._splits, -1)  # the positions of a split are contiguous
             mine.reshape(shape)[:, :splits] = theirs.reshape(shape)[:, :splits]
 
 
 def cache_sizes(program: Program, context: int) -> tuple[int, int]:
-    """Bytes of the keys and of the values: whole splits of positions, values padded to whole vectors."""
+    """Bytes of keys and of values: whole splits of positions; the values of a position are padded to whole vectors."""
     shape = program.attention
     positions = program.layers * shape.kv_heads * shape.splits(context) * shape.split
     element = 2 if shape.cache_format == "bf16" else 4

@@ -1,4 +1,4 @@
-"""The GPUs that the kernel is compiled for, and what one thread block may have of each."""
+"""The GPUs that the kernel is compiled for, with their SMs and the shared memory of a thread block."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 
 from monolane.errors import UsageError
 
-# Compute capability, and the name of its machine code. Each has bulk copies, barriers that count their bytes, and
-# registers that move between warps: what came before Hopper has none of them.
+# Compute capability, and the architecture it is compiled for. The kernel needs bulk copies, mbarriers that count their
+# bytes, and setmaxnreg, which GPUs before Hopper do not have.
 ARCHITECTURES = {
     (9, 0): "sm_90a",  # H100, H200
     (10, 0): "sm_100a",  # B200
     (10, 3): "sm_103a",  # B300
     (12, 0): "sm_120a",  # RTX 50xx, RTX PRO Blackwell
 }
-TRIED = (9, 0)  # on the others the kernel is compiled and emulated, but has not run
+TRIED = (9, 0)  # for the others the kernel is compiled and emulated, but it has not run on them
 SUPPORTED = "H100, H200, B200, B300, RTX 50xx"
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a kernel is generated and compiled for."""
+    """The properties of a GPU that a kernel is generated and compiled for."""
 
     name: str
     workers: int  # streaming multiprocessors
-    shared_limit: int  # bytes of shared memory a block may have
+    shared_limit: int  # bytes of shared memory that a thread block may have
     architecture: str
 
 

@@ -1,4 +1,4 @@
-"""Numbers of the CUDA kernel's structure that the host needs as well. The kernel gets them from here."""
+"""Numbers of the CUDA kernel's structure that the host needs, too. The kernel's constants are generated from them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ WARPGROUP_WARPS = 4  # warps that share a chunk
 WARPGROUPS = CONSUMER_WARPS // WARPGROUP_WARPS  # of consumers, which take chunks in turn
 THREADS = 32 * (CONSUMER_WARPS + OTHER_WARPS)
 
-MMA_COLS = 8  # columns of a tensor core's product: the rows of a tile
+MMA_COLS = 8  # columns of an MMA's product, which are the rows of a tile
 FRAGMENT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at once, 16 bytes a thread
-FRAGMENT_COLS = 64  # the most k of a fragment: rows of activations are whole fragments
+FRAGMENT_COLS = 64  # the most columns of a fragment; rows of activations are padded to whole fragments
 DECODE_BATCH = 32  # tiles whose sums are kept in shared memory in a decode pass
 
 # The KV cache is kept in pages. Attention divides the pages that a row sees into splits of at least SPLIT_PAGES pages,
 # and into no more splits than there are workers for.
 PAGE_TOKENS = 16
 SPLIT_PAGES, MAX_SPLITS = 16, 64
-SPLIT_BYTES = 64 << 10  # of keys and values, which one worker reads before there are more splits
+SPLIT_BYTES = 64 << 10  # of keys and values that one worker reads before the context is divided into more splits
 # Splits that the projection after attention merges while it loads its input, if it reads no more words than this.
 FUSED_SPLITS, FUSED_WORDS = 3, 8192
 
 TAG_BITS = 16  # of a tagged word of activations: its lower half
 LINE_BYTES = 128  # of L2
 
-# Sampling: buckets of a histogram, and histograms, which are used in turn.
+# Sampling: buckets of a histogram, and the number of histograms, which are used in turn.
 BUCKET_BITS, HISTOGRAMS = 8, 3
 BUCKETS = 1 << BUCKET_BITS
-TABLE_ENTRIES = 256  # of each of the three tables
+TABLE_ENTRIES = 256  # of each of the three tables of sampling
 
 
 def structure_constants() -> dict[str, int]:
-    """By their C++ names."""
+    """C++ name to value."""
     return {
         "kConsumerWarps": CONSUMER_WARPS,
         "kWarpgroupWarps": WARPGROUP_WARPS,

@@ -1,4 +1,4 @@
-"""The few calls of the CUDA driver that we need, with their errors as ours. Imported only where a GPU is asked for."""
+"""The calls of the CUDA driver that Monolane needs, with their errors as its own. Imported only where a GPU is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monolane.target.cuda.cards import ARCHITECTURES
 
 
 def call(result: tuple[Any, ...]) -> Any:
-    """The value of a driver call, or an error with the driver's own words."""
+    """The value of a driver call. Raises an error with the driver's name and text for it."""
     code, *values = result
     if code != driver.CUresult.CUDA_SUCCESS:
         _, name = driver.cuGetErrorName(code)
@@ -29,18 +29,18 @@ def call(result: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU and what it offers."""
+    """A GPU and its properties."""
 
     handle: Any
     name: str
     processors: int  # streaming multiprocessors
-    shared_limit: int  # bytes of shared memory a block may have
+    shared_limit: int  # bytes of shared memory that a thread block may have
     memory: int
     capability: tuple[int, int]
 
     @property
     def architecture(self) -> str:
-        """The machine code it runs."""
+        """The architecture that kernels are compiled for, such as ``sm_90a``."""
         return ARCHITECTURES[self.capability]
 
 
@@ -73,7 +73,7 @@ def find_device() -> Device | None:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A loaded kernel, and the constant memory that tells it what to do."""
+    """A loaded kernel, and the address and size of its Launch struct in constant memory."""
 
     function: Any
     place: int
@@ -92,14 +92,14 @@ class Context:
         self._host: list[int] = []
 
     def enter(self) -> None:
-        """Make the context this thread's own."""
+        """Make the context current in this thread."""
         call(driver.cuCtxSetCurrent(self._context))
 
     def free_memory(self) -> int:
         return int(call(driver.cuMemGetInfo())[0])
 
     def allocate(self, size: int) -> int:
-        """Memory with whatever was there before."""
+        """Memory of undefined content."""
         address = int(call(driver.cuMemAlloc(max(size, 16))))
         self._memory.append(address)
         return address
@@ -112,20 +112,20 @@ class Context:
         return address
 
     def write(self, address: int, data: NDArray[np.generic]) -> None:
-        """Copy a contiguous array to where it belongs."""
-        # On our stream, and waited for: a copy on another one might still be on its way when the kernel starts.
+        """Copy a contiguous array to the device, and wait for the copy."""
+        # On the kernel's stream: a copy on another stream might not have ended when the kernel starts.
         call(driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
         call(driver.cuStreamSynchronize(self._stream))
 
     def send(self, address: int, data: NDArray[np.generic]) -> None:
-        """The same without waiting: before whatever follows on our stream. ``data`` must stay until then."""
+        """Copy without waiting, before what follows on the stream. ``data`` must stay until the copy has ended."""
         call(driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
 
     def download(self, address: int, into: NDArray[np.generic]) -> None:
         call(driver.cuMemcpyDtoH(into.ctypes.data, address, into.nbytes))
 
     def copy_rows(self, source: int, target: int, pitch: int, width: int, rows: int) -> None:
-        """The first ``width`` bytes of every row of ``pitch`` bytes."""
+        """Copy the first ``width`` bytes of every row of ``pitch`` bytes, within the device."""
         how = driver.CUDA_MEMCPY2D()
         how.srcMemoryType = how.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         how.srcDevice, how.dstDevice = driver.CUdeviceptr(source), driver.CUdeviceptr(target)
@@ -142,14 +142,14 @@ class Context:
         call(driver.cuMemFree(address))
 
     def host_memory(self, size: int) -> int:
-        """Zeroed, pinned, and seen by the device at the same address."""
+        """Pinned, zeroed memory of the host, which the device accesses at the same address."""
         address = int(call(driver.cuMemHostAlloc(size, driver.CU_MEMHOSTALLOC_DEVICEMAP)))
         ctypes.memset(address, 0, size)
         self._host.append(address)
         return address
 
     def load(self, cubin: bytes, shared_bytes: int) -> Kernel:
-        """The monokernel, which may use so much shared memory."""
+        """Load the kernel of a cubin; it may use ``shared_bytes`` of dynamic shared memory."""
         module = call(driver.cuModuleLoadData(cubin))
         function = call(driver.cuModuleGetFunction(module, b"monolane_kernel"))
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -158,7 +158,8 @@ class Context:
         return Kernel(function, int(place), int(size))
 
     def launch(self, kernel: Kernel, blocks: int, threads: int, shared_bytes: int, given: ctypes.Structure) -> None:
-        """All blocks at once, or not at all: they wait for each other. ``given`` goes to constant memory."""
+        """Launch cooperatively: all thread blocks are resident at once, because they wait for each other. ``given`` is
+        the Launch struct, which is copied to constant memory first."""
         if ctypes.sizeof(given) != kernel.size:
             raise TargetError(f"The kernel expects {kernel.size} bytes to start, not {ctypes.sizeof(given)}.")
         call(driver.cuMemcpyHtoDAsync(kernel.place, ctypes.addressof(given), kernel.size, self._stream))
@@ -175,7 +176,7 @@ class Context:
         call(driver.cuLaunchKernelEx(config, kernel.function, ctypes.addressof(pointers), 0))
 
     def running(self) -> bool:
-        """Whether the kernel is still at work; what went wrong with it is raised."""
+        """Whether the kernel still runs. Raises an error if it has failed."""
         (code,) = driver.cuStreamQuery(self._stream)
         if code == driver.CUresult.CUDA_ERROR_NOT_READY:
             return True

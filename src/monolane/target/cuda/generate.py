@@ -1,4 +1,4 @@
-"""The generated source of a CUDA kernel: what follows from a plan and a card's shared memory, and an include."""
+"""Generates the source of a CUDA kernel: constants, types and structs for a plan and a card, and one include."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def generate(
     traced: bool = False,
     stall: tuple[int, int, int] | None = None,
 ) -> str:
-    """CUDA C++ for one plan. ``emulated``: for threads of a CPU. ``traced``: with time stamps at every stage.
-    ``stall``: (worker, stage, seconds), for tests."""
+    """CUDA C++ for one plan. ``emulated``: for fibers on a CPU. ``traced``: with time stamps at every stage.
+    ``stall`` = (worker, stage, seconds) makes a worker sleep at a stage, to test deadlines."""
     program = plan.program
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
     integers = (

@@ -1,4 +1,4 @@
-"""A CUDA kernel for people, without running it: what it takes of a GPU, and what a token should take on it."""
+"""Shows a CUDA kernel without running it: the resources it takes, and the predicted time of a token."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ H200 = replace(CARDS["h200"], name="NVIDIA H200, assumed because no such GPU is 
 
 
 def choose_card(device: str, workers: int | None, named: str | None = None) -> Card | None:
-    """The GPU that a model would run on: the one named, or the one here, or an H200 where cuda is asked for and none is
-    here; None: no GPU."""
+    """The GPU that a model would run on: the one named, or that of this machine, or an H200 where ``device`` is cuda
+    and this machine has none. None: the model would run on the CPU."""
     if (device == "cuda" or named is not None) and workers is not None:
         raise UsageError("A GPU has a worker per multiprocessor: their number is not chosen.", "Leave --workers out.")
     if named is not None:
@@ -43,7 +43,7 @@ def plan_for(config: ModelConfig, card: Card) -> Plan:
 
 
 def report(plan: Plan, context: int, card: Card) -> str:
-    """The kernel's resources and its ring; for an H200, whose memory was measured, also the times of its stages."""
+    """The kernel's resources and its shared memory; for an H200, whose memory was measured, also predicted times."""
     compiled = compiled_for(plan, card)
     memory = shared_memory(plan, card.shared_limit)
     workers = f"{card.workers} workers, {card.shared_limit:,} bytes of shared memory each"
@@ -59,7 +59,7 @@ def report(plan: Plan, context: int, card: Card) -> str:
 
 
 def compiled_for(plan: Plan, card: Card) -> Compiled:
-    """The kernel, compiled; NVRTC needs no GPU."""
+    """Compile the kernel for a card; NVRTC needs no GPU."""
     if not packages.installed():
         raise UsageError("The CUDA packages are not installed.", f"Install them: {packages.how_to_install()}")
     return compile_kernel(generate(plan, card.shared_limit), card.architecture)
@@ -77,7 +77,7 @@ def _resources(compiled: Compiled, card: Card) -> list[str]:
 
 
 def _prediction(plan: Plan, context: int, slots: int) -> list[str]:
-    """One line per kind of stage, in the order in which they come."""
+    """One line per kind of stage, in the order of the program, and the total."""
     stages, predicted = plan.program.stages, predicted_us(plan, slots)
     lines = [f"{'stage':10}{'times':>6}{'MB each':>10}{'stream each':>13}{'adds each':>11}{'adds in all':>13}   (µs)"]
     for name in dict.fromkeys(stage.name for stage in stages):

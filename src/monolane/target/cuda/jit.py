@@ -1,4 +1,4 @@
-"""From generated CUDA source to a cubin, with NVRTC and without a GPU; cached by everything that went into it."""
+"""Compiles a generated CUDA source to a cubin with NVRTC, which needs no GPU, and keeps it in the cache by a hash."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ OPTIONS = (
     "-default-device",
     "-diag-suppress=177",
     "--ptxas-options=-v",
-    "--split-compile=0",  # functions that stand apart (reading a prompt, drawing) at the same time, on all cores
+    "--split-compile=0",  # noinline functions (prefill, sampling) are compiled in parallel, on all cores
 )
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one thread of the kernel takes: the most registers of any function, the bytes of all functions together."""
+    """What one thread of the kernel uses: the most registers of any function, and bytes added up over all functions."""
 
     registers: int
-    stack_bytes: int  # of local memory
-    spill_store_bytes: int  # in instructions that move registers there, and back
+    stack_bytes: int  # of local memory, for stack frames
+    spill_store_bytes: int  # bytes that instructions store from registers to local memory, and load back
     spill_load_bytes: int
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Machine code, and what the assembler said of it."""
+    """A cubin, and the log of the assembler (ptxas)."""
 
     cubin: bytes
     log: str
@@ -57,13 +57,13 @@ class Compiled:
 
 
 def compile_kernel(source: str, architecture: str) -> Compiled:
-    """Machine code for ``sm_90a`` and the like: no PTX, which an older driver may not take."""
+    """The machine code of a kernel for ``sm_90a`` and the like, without PTX, which an older driver may not accept."""
     from cuda.bindings import nvrtc
 
     options = (f"-arch={architecture}", *OPTIONS)
     key = _key(source, repr(_call(nvrtc.nvrtcVersion())), options)
     cubin_path, log_path = (cache_folder("kernels") / f"cuda-{key}.{suffix}" for suffix in ("cubin", "log"))
-    if cubin_path.exists():  # written last
+    if cubin_path.exists():  # written after the log
         return Compiled(cubin_path.read_bytes(), log_path.read_text())
     compiled = _compile(source, options)
     for path, data in ((log_path, compiled.log.encode()), (cubin_path, compiled.cubin)):

@@ -1,4 +1,4 @@
-"""What a launch is given: the struct that the kernel finds in constant memory, and the buffers behind its pointers."""
+"""The struct of a launch, which the kernel reads from constant memory, and the buffers that its pointers point to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALIGNMENT = 256  # bytes, of every buffer
 
 
 class WaitReason(IntEnum):
-    """What a worker waits for, for the report of one that waits too long."""
+    """What a worker waits for; part of the error where it waits too long."""
 
     WAIT_COPY = 0
     WAIT_ACTIVATIONS = 1
@@ -40,20 +40,20 @@ class WaitReason(IntEnum):
 
 
 class Published(IntEnum):
-    """Numbers that every worker publishes while a token is chosen. csrc/draw.cuh says what the last six are for."""
+    """Numbers that every worker publishes while a token is chosen. csrc/draw.cuh uses the last six."""
 
     BEST = 0  # the rank of its best token, with penalties and biases
-    LIKELIEST = 1  # the same by its logits alone, for logprobs
-    FIRST = 2  # the race key of its first token in the race
-    FIRST_AGAIN = 3  # in the second race
-    FIRST_EXACTLY = 4  # in the race with the exact border
-    DISTANCE = 5  # the distance of FIRST
-    NEARER = 6  # how many of its tokens are nearer than some distance
-    NEARER_WEIGHT = 7  # and their weight
+    LIKELIEST = 1  # the rank of its best token by logits alone, for logprobs
+    FIRST = 2  # the race key of its token with the lowest time
+    FIRST_AGAIN = 3  # the same in the second race
+    FIRST_EXACTLY = 4  # the same in the race with the exact border
+    DISTANCE = 5  # the distance of the token of FIRST
+    NEARER = 6  # the number of its tokens that are nearer than a winner in doubt
+    NEARER_WEIGHT = 7  # the weight of these tokens
 
 
 class Outcome(Structure):
-    """What the kernel tells the host while it runs."""
+    """What the kernel writes to host memory while it runs, besides tokens."""
 
     made: int
     status: int
@@ -64,23 +64,23 @@ class Outcome(Structure):
     steps: int
     start_ns: int
     _fields_ = [
-        ("made", c_uint32),  # tokens so far
+        ("made", c_uint32),  # tokens generated so far
         ("status", c_uint32),
-        ("worker", c_uint32),  # these four: of a wait that took too long
+        ("worker", c_uint32),  # this and the next three describe a wait that took too long
         ("stage", c_uint32),
         ("layer", c_uint32),
         ("waited_for", c_uint32),
-        ("steps", c_uint32),  # stages begun, written now and then: a sign of life
+        ("steps", c_uint32),  # stages begun, updated now and then, for watchdogs
         ("unused", c_uint32),
-        ("start_ns", c_int64),  # when the kernel began, on its own clock
+        ("start_ns", c_int64),  # when the kernel started, on the clock of the device
     ]
 
 
 class TokenUse(Structure):
-    """What penalties and biases need to know of a token."""
+    """What penalties and biases need to know about a token."""
 
     _fields_ = [
-        ("count", c_int32),  # times in the answer, plus kSeen if it is in the prompt or the answer
+        ("count", c_int32),  # occurrences in the answer, plus kSeen if the token is in the prompt or the answer
         ("bias", c_int32),
     ]
 
@@ -91,19 +91,19 @@ class TopList(Structure):
     _fields_ = [("count", c_uint64), ("ranks", c_uint64 * (2 * MAX_LOGPROBS))]
 
 
-# Buffers by name, with the type of their elements; buffer_elements() has their sizes.
+# Buffers by name, with the C++ type of their elements; _buffer_elements() has their sizes.
 _MODEL = {
     "tapes": "const uint8_t* const",  # [worker]
     "segments": "const Segment",  # [worker][projection]
-    "head_tiles": "const uint8_t* const",  # where each tile of a tied head lies; null where there is a table
+    "head_tiles": "const uint8_t* const",  # the address of each tile of a tied head; null where there is a table
     "table": "const uint16_t",  # the embedding, where the head is not tied to it
     "constants": "const float",  # norm weights and biases
     "rope_table": "const float",  # [position][head_dim / 2][cosine, sine]
     "keys": "uint16_t",  # [layer][KV head][page], see csrc/cache.cuh
     "values": "uint16_t",
 }
-# Tagged words: a value in the upper half of a word, its tag in the lower. They are one piece of memory, which the
-# kernel clears when tags run out.
+# Tagged words: the upper half of a word is a value, the lower half its tag. They are contiguous, and the kernel clears
+# them when tags run out.
 TAGGED = {
     "activation_words": "uint32_t",  # activations of a decode pass, bf16
     "qkv_words": "uint64_t",  # queries, keys and values of a decode pass, fp32
@@ -113,10 +113,10 @@ TAGGED = {
     "top_lists": "TopList",  # [worker]
     "logprob_sums": "uint64_t",  # [worker][2]: the sum of its weights; then the chosen token's fixed-point logit
 }
-CLEARED = TAGGED | {  # what a launch must find zeroed
+CLEARED = TAGGED | {  # contiguous buffers that are zeroed before a launch
     "grid_arrivals": "uint32_t",  # the counter of the grid barrier
     "histograms": "uint64_t",  # [HISTOGRAMS][weights, counts][BUCKETS]
-    "failed": "uint32_t",  # not 0: a worker is stuck, and all leave
+    "failed": "uint32_t",  # not 0: a worker is stuck, and all workers leave
 }
 _SCRATCH = {
     "prefill_activations": "uint16_t",  # activations of a prefill pass, bf16, without tags
@@ -125,13 +125,13 @@ _SCRATCH = {
     "prefill_scales": "uint32_t",  # [row of the pass]: the scale of that norm, fp32
     "noise": "uint32_t",  # [token], where shared memory has no room for it
     "distances": "uint32_t",  # [token], where shared memory has no room for them
-    "token_use": "TokenUse",  # [token], each read and written by its worker alone
+    "token_use": "TokenUse",  # [token], each read and written only by the worker that owns the token
 }
-_HOST = {  # in the host's memory, but for the trace
+_HOST = {  # in pinned host memory, except the trace
     "entries": "Entry",
     "outcome": "Outcome",
     "abort": "const uint32_t",
-    "trace": "int64_t",  # of a traced kernel, ns, [pass][worker][stage][began, had its input, ended]
+    "trace": "int64_t",  # time stamps of a traced kernel, in ns: [pass][worker][stage][began, had its input, ended]
 }
 _BUFFERS: Mapping[str, str] = _MODEL | {"logits": "float"} | CLEARED | _SCRATCH | _HOST
 _ELEMENT_BYTES = {"uint16_t": 2, "uint32_t": 4, "uint64_t": 8, "float": 4} | {
@@ -148,17 +148,17 @@ class Launch(Structure):
         ("deadline_ns", c_int64),
         ("tagged_bytes", c_int64),
         ("context", c_int32),
-        ("adjusts_logits", c_int32),  # by penalties or biases
-        ("plain_greedy", c_int32),  # nothing but the highest logit matters
+        ("adjusts_logits", c_int32),  # whether penalties or biases change any logit
+        ("plain_greedy", c_int32),  # greedy without penalties, biases and logprobs: only the highest logit is needed
         ("reach", c_uint32),  # see reach()
-        ("zero", c_uint32),  # 0, which the compiler must not know: see Cursor::release in csrc/ring.cuh
+        ("zero", c_uint32),  # always 0, which the compiler must not know: see Cursor::release in csrc/ring.cuh
         ("unused", c_uint32),
         ("request", structs.Request),
     ]
 
 
 def definitions() -> list[str]:
-    """All of these in C++."""
+    """The C++ definitions of all of these."""
     return [
         cpp.enum(WaitReason),
         cpp.enum(Published),
@@ -168,15 +168,15 @@ def definitions() -> list[str]:
 
 
 class Uploads(Protocol):
-    """Memory the kernel sees: a device's, or, for the emulation, our own."""
+    """Memory that the kernel accesses: that of a device or, for the emulation, that of this process."""
 
     def upload(self, data: NDArray[np.generic]) -> int:
-        """A copy of an array; its address."""
+        """Copy an array there; returns its address."""
 
 
 class Arena(Uploads, Protocol):
     def allocate(self, size: int) -> int:
-        """Bytes with whatever was there before, 256-byte aligned; their address."""
+        """Allocate bytes of undefined content, aligned to 256; returns their address."""
 
 
 def max_splits(plan: Plan) -> int:
@@ -187,7 +187,7 @@ def max_splits(plan: Plan) -> int:
 
 
 def fused_splits(plan: Plan) -> int:
-    """Splits that the projection after attention merges while it loads its input."""
+    """The most splits that the projection after attention merges while it loads its input."""
     shape = plan.program.attention
     if shape.head_dim % 4:
         return 1
@@ -195,11 +195,11 @@ def fused_splits(plan: Plan) -> int:
 
 
 def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
-    """Elements per row of each buffer of the program, and where each begins: among the tagged words of a decode pass,
-    and among the plain elements of a prefill pass."""
+    """For each buffer of the program: its elements per row, its offset among the tagged words of a decode pass, and its
+    offset among the plain elements of a prefill pass. The last two lists end with the size in all."""
     shape = program.attention
     sizes = {buffer.name: buffer.size for buffer in program.buffers}
-    sizes["partials"] = shape.heads * shape.head_dim  # here attention publishes what it has merged
+    sizes["partials"] = shape.heads * shape.head_dim  # on a GPU this buffer holds the merged output of attention
     strides = [-(-sizes[buffer.name] // FRAGMENT_COLS) * FRAGMENT_COLS for buffer in program.buffers]
     words, plain = [0], [0]
     for stride in strides:
@@ -209,7 +209,7 @@ def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
 
 
 def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
-    """Bytes of every buffer that belongs to a loaded model and not to its weights."""
+    """Bytes of every buffer of a loaded model, apart from its weights."""
     return {name: _ELEMENT_BYTES[_BUFFERS[name]] * count for name, count in _buffer_elements(plan, context).items()}
 
 
@@ -249,13 +249,13 @@ def cleared_bytes(plan: Plan, context: int, names: Iterable[str] = CLEARED) -> i
 
 
 def rope_table(plan: Plan, context: int) -> NDArray[np.float32]:
-    """[position][pair][cosine, sine]"""
+    """The RoPE coefficients: [position][pair][cosine, sine]."""
     angles = np.outer(np.arange(context), plan.program.attention.frequencies)
     return np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
 
 
 def head_tile_addresses(plan: Plan, tapes: Sequence[int]) -> NDArray[np.uint64]:
-    """Where each tile of a tied head lies."""
+    """The address of each tile of a tied head. ``tapes``: the address of each worker's tape."""
     last = len(plan.program.projections) - 1
     tile_bytes = plan.layout.tile_bytes(plan.program.head)
     found = [
@@ -267,7 +267,7 @@ def head_tile_addresses(plan: Plan, tapes: Sequence[int]) -> NDArray[np.uint64]:
 
 
 def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> Launch:
-    """Everything but the request and the host's memory."""
+    """Copy a tape to the device and allocate all buffers. The request and the host's memory are not filled in."""
     plan = tape.plan
     tapes = [arena.upload(part) for part in tape.workers]
     launch = Launch(
@@ -286,7 +286,7 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
     for name in CLEARED:
         setattr(launch, name, place)
         place += -(-sizes.pop(name) // ALIGNMENT) * ALIGNMENT
-    # Rows of activations end in columns that nobody writes and that are multiplied with zeros: they must be numbers.
+    # Rows of activations end in padding that no worker writes and that is multiplied with zeros: it must not be NaN.
     launch.prefill_activations = arena.upload(np.zeros(sizes.pop("prefill_activations"), np.uint8))
     for name, size in sizes.items():
         setattr(launch, name, arena.allocate(size))
@@ -294,19 +294,20 @@ def model_launch(tape: Tape, context: int, arena: Arena, deadline_s: float) -> L
 
 
 def reach(sampling: Sampling, vocab: int) -> int:
-    """A distance beyond which all tokens together weigh less than what top-p drops; or, for top-k alone, nothing."""
+    """A distance beyond which all tokens together weigh less than top-p drops or, without top-p, every weight is 0."""
     dropped = (1 << SHARE_BITS) - sampling.top_share
     halvings = vocab.bit_length() + SHARE_BITS + 1 - dropped.bit_length() if dropped else WEIGHT_BITS + 1
     return min(-(-(halvings << EXPONENT_BITS) // max(sampling.rate, 1)), (1 << 32) - 2)
 
 
 def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, all_logits: int | None) -> None:
-    """A request whose arrays lie where the kernel sees them. ``all_logits``: store all logits there, sample nothing."""
+    """Fill in a request and copy its arrays to the device. ``all_logits``: the address where the kernel stores the logits
+    after every token; it samples nothing then."""
     sampling = request.sampling
     launch.adjusts_logits = sampling.adjusts_logits
     launch.reach = reach(sampling, vocab)
     launch.plain_greedy = sampling.greedy and not sampling.adjusts_logits and request.logprobs is None
-    bias = np.frombuffer(bytes(structs.bias_table(sampling)) or b"\0", np.uint8)  # no memory is ever empty
+    bias = np.frombuffer(bytes(structs.bias_table(sampling)) or b"\0", np.uint8)  # an array of 0 bytes cannot be copied
     stops = np.array(sorted(request.stop_tokens) or [-1], np.int32)
     launch.request = structs.Request(
         tokens=arena.upload(np.array(request.tokens, np.int32)),

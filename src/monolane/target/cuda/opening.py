@@ -1,4 +1,4 @@
-"""From a model to a CUDA target: what the GPU cannot hold or run is refused with numbers, before it is allocated."""
+"""Opens the CUDA target for a model. What the GPU cannot hold or run is refused before anything is allocated."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from monolane.target.cuda.runtime import CudaTarget
 
 HALVED = replace(LAYOUT, name="rows8-4", halves_residual=True)
-RUN_AHEAD_BYTES = 16 << 10  # that a worker may have to stream more than its equal share of a stage, to level the tapes
-SPARE_BYTES = 512 << 20  # of GPU memory: the driver's own, and what requests bring along
+RUN_AHEAD_BYTES = 16 << 10  # that a worker may stream more than an equal share of a stage, to level the tapes
+SPARE_BYTES = 512 << 20  # of GPU memory for the driver and for the arrays of requests
 
 
 def find_gpu() -> Device | None:
-    """The GPU, if there is one that we can use; ``unused_gpu`` says why one that is here is not."""
+    """The GPU, or None where there is none that can be used; ``unused_gpu`` says why."""
     found = presence.look()
     if found is None or _obstacle(found) is not None:
         return None
@@ -60,7 +60,7 @@ def required_gpu() -> Device:
 
 
 def unused_gpu(workers: int | None) -> str | None:
-    """One line for people where the CPU is about to be used though there is a GPU: why, and what to do about it."""
+    """One line for the user where the CPU will be used although there is a GPU: why, and what to do about it."""
     found = presence.look()
     if found is None:
         return None
@@ -71,7 +71,7 @@ def unused_gpu(workers: int | None) -> str | None:
 
 
 def _obstacle(found: Presence | Unreachable) -> MonolaneError | None:
-    """What keeps us from using the GPU that is here."""
+    """The reason why the GPU of this machine cannot be used, or None."""
     if isinstance(found, Unreachable):
         return UsageError(
             f"{_name(found)} cannot be used: {found.reason}.",
@@ -107,7 +107,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def cuda_plan(config: ModelConfig, workers: int) -> Plan:
-    """One worker per multiprocessor."""
+    """The plan for a GPU, checked: one worker per SM."""
     most = max(1, min(MAX_SPLITS, workers // config.kv_heads))
     program = build_program(config, splitting=Splitting(SPLIT_PAGES * PAGE_TOKENS, most))
     plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES)
@@ -116,13 +116,13 @@ def cuda_plan(config: ModelConfig, workers: int) -> Plan:
 
 
 def _layout(program: Program, workers: int) -> Layout:
-    """Half tiles, which take twice the loads of input, only where the largest share of the residual stream is less."""
+    """Half tiles only where the largest share of the residual stream gets smaller: they double the loads of input."""
     stage = program.projections[residual_projection(program)]
     return min((LAYOUT, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
 
 
 def memory_needed(plan: Plan, context: int) -> int:
-    """Bytes on the GPU."""
+    """Bytes of GPU memory that a loaded model takes, with one KV cache."""
     program = plan.program
     table = 2 * program.table.rows * program.table.cols if program.table else 0
     rotations = 4 * program.attention.head_dim * context
@@ -132,7 +132,7 @@ def memory_needed(plan: Plan, context: int) -> int:
 
 
 def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress) -> CudaTarget:
-    """Compile and meanwhile pack; then copy."""
+    """Compile the kernel while the tape is packed, then copy the tape to the GPU."""
     from monolane.target.cuda.driver import Context
     from monolane.target.cuda.runtime import CudaTarget
 

@@ -1,17 +1,17 @@
-"""The Python packages that the CUDA target needs: the driver's interface and the run-time compiler."""
+"""The Python packages that the CUDA target needs: the bindings of the driver, and NVRTC."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 
-MAJOR = 13  # of CUDA: what the packages are and what a driver must know, because code of one major runs on no older one
-DRIVER = 580  # the first NVIDIA driver that knows it
+MAJOR = 13  # version of CUDA: of the packages, and the least that the driver must support to run their code
+DRIVER = 580  # the first NVIDIA driver that supports it
 REQUIRED = (f"cuda-bindings=={MAJOR}.*", f"nvidia-cuda-nvrtc=={MAJOR}.0.*")  # the extra "cuda" of pyproject.toml
 
 
 def installed() -> bool:
-    """Whether both are here, and new enough. Needs no GPU."""
+    """Whether both are installed and new enough. Needs no GPU."""
     try:
         from cuda.bindings import nvrtc
 
@@ -22,5 +22,5 @@ def installed() -> bool:
 
 
 def how_to_install() -> str:
-    """A command for this very environment, whether it is a checkout's or not."""
+    """The command that installs them into the environment of this Python."""
     return shlex.join([sys.executable, "-m", "pip", "install", *REQUIRED])

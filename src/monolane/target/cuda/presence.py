@@ -1,4 +1,4 @@
-"""Whether this machine has an NVIDIA GPU, found out without the CUDA packages: from the driver's own library."""
+"""Finds out whether this machine has an NVIDIA GPU, from the driver's own library, without the CUDA packages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-DEVICE_FILE = Path("/dev/nvidiactl")  # of the kernel's part of the driver; containers without a GPU have none
-_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE: none, or all of them hidden by CUDA_VISIBLE_DEVICES
+DEVICE_FILE = Path("/dev/nvidiactl")  # of the driver's kernel module; a container without a GPU does not have it
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE: there is no GPU, or CUDA_VISIBLE_DEVICES hides all
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
@@ -17,18 +17,18 @@ class Presence:
 
     name: str
     capability: tuple[int, int]
-    cuda: tuple[int, int]  # the newest version of CUDA that the driver knows
+    cuda: tuple[int, int]  # the newest version of CUDA that the driver supports
 
 
 @dataclass(frozen=True)
 class Unreachable:
-    """There is a GPU, but its driver does not let us in."""
+    """There is a GPU, but its driver cannot be used."""
 
     reason: str
 
 
 def look() -> Presence | Unreachable | None:
-    """The GPU of this machine; None where there is none, or where the user has hidden it."""
+    """The first GPU of this machine; None where there is none, or where the user has hidden it."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -36,7 +36,7 @@ def look() -> Presence | Unreachable | None:
             return None
         return Unreachable("the driver's library libcuda.so.1 is not found")
     if code := library.cuInit(0):
-        # Where a library is left over without a driver under it, nobody expects a GPU.
+        # A libcuda without a device file is left over from an earlier installation: there is no GPU to report.
         hidden = code == _NO_DEVICE or not DEVICE_FILE.exists()
         return None if hidden else Unreachable(f"its driver does not start: error {code} of cuInit")
     return _describe(library)

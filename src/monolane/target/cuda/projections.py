@@ -1,7 +1,8 @@
-"""What the layers of a program have in common, as constants of the kernel: the form of projections and of attention.
+"""Generates the types and constants that all layers of a program share: a type for each projection, and attention's.
 
-The kernel is compiled for one layer and runs it for all. So every layer must have the same stages with the same shapes,
-and its constants must lie equally far from the last layer's; a program that is not like that is refused.
+The kernel is compiled for one layer and runs it in a loop. So every layer must have the same stages with the same
+shapes, and its constant vectors must lie at the same distance from those of the layer before. Any other program is
+refused.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from monolane.target.cpp import braces, integer_constants
 from monolane.target.cuda.constants import FRAGMENT_BYTES, WARPGROUP_WARPS, WARPGROUPS
 from monolane.target.generate import OUTPUTS, literal
 
-SLOT_FRAGMENTS = (32, 28, 24, 20)  # a slot of the ring may have
-# Bytes on their way to one block. Small loads queue behind them, so there are few while hand-offs follow each other,
-# from the end of a layer to the next one's gate, and more where the next hand-off is far, or is a barrier.
+SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
+# In-flight limits: bytes of bulk copies in flight to one thread block. The small loads of a hand-off queue behind them,
+# so the limit is low (QUIET) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
+# is higher where the next hand-off is further away (NEAR, OPEN, FAR), and in prefill passes, which have grid barriers.
 QUIET, NEAR, OPEN, FAR = 24576, 32768, 49152, 98304
-MAX_AHEAD, FRAGMENTS_AHEAD = 3, 18  # chunks, and a warp's units, that are in registers ahead of their use
+MAX_AHEAD, FRAGMENTS_AHEAD = 3, 18  # chunks, and fragments of a warp, that are loaded to registers ahead of their use
 NONE = -1
 
 
 def projection_types(plan: Plan) -> list[str]:
-    """C++ constants."""
+    """The C++ constants of a layer, and a specialization of Projection for each of its projections and for the head."""
     program = plan.program
     layer = _layer(program)
     attend_at = next(i for i, stage in enumerate(layer) if isinstance(stage, Attend))
@@ -64,7 +66,7 @@ def projection_types(plan: Plan) -> list[str]:
 
 
 def slot_fragments(plan: Plan) -> int:
-    """The size of a slot that is filled best: tiles are cut into chunks of whole slots, as equal as can be."""
+    """The size of a slot, in fragments: the one that the chunks of all tiles fill best."""
 
     def filled(units: int) -> float:
         tiles = [(plan.layout.tiles(p), _fragments(plan, p)) for p in plan.program.projections]
@@ -74,8 +76,9 @@ def slot_fragments(plan: Plan) -> int:
 
 
 def cut(units: int, slot: int) -> tuple[int, int]:
-    """Chunks that a tile of so many units is cut into, and units of a chunk: one chunk, or as many for every group of
-    warps, as equal as can be; units of all warps of a group where that leaves none of the chunks empty."""
+    """How a tile of ``units`` fragments is cut into chunks that fit a slot of ``slot`` fragments: (number of chunks,
+    fragments of a chunk). The number is 1 or a multiple of the number of warpgroups, as small as possible. Chunks are
+    as equal as possible, and rounded up to a multiple of WARPGROUP_WARPS where that leaves their number as it is."""
     chunks = 1
     while True:
         equal = -(-units // chunks)
@@ -87,21 +90,21 @@ def cut(units: int, slot: int) -> tuple[int, int]:
 
 
 def _max_tiles(plan: Plan, stage: Project) -> int:
-    """The most tiles that one worker has of a matrix like this one."""
+    """The most tiles that one worker has of this projection, in any layer."""
     alike = [number for number, other in enumerate(plan.program.projections) if _likeness(other) == _likeness(stage)]
     return max(tape[number].tiles for tape in plan.segments for number in alike)
 
 
 def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int) -> int:
-    """Chunks that a group of warps has in registers: no more than it has in all, and than there are registers for."""
+    """Chunks that a warpgroup loads to registers ahead: as many as registers allow, and at most its share."""
     own = -(-plan.layout.tiles(stage) // plan.workers) * chunks
     return max(1, min(MAX_AHEAD, FRAGMENTS_AHEAD // -(-chunk_fragments // WARPGROUP_WARPS), -(-own // WARPGROUPS)))
 
 
 def _in_flight_limits(stage: Project, chunk_bytes: int) -> str:
-    """How many chunks of a stage are on their way at most: at its beginning, then, and from then on; in a wide pass.
+    """The members of InFlightLimits (csrc/projection.cuh), in chunks of ``chunk_bytes``.
 
-    What is on its way while the input of a stage is handed over are its own first chunks, a ring of them at most.
+    The copies in flight during the hand-off of a stage's input are those of its own first chunks, at most a whole ring.
     """
     quiet = round(QUIET / chunk_bytes)
     near, opened, far = (-(-size // chunk_bytes) for size in (NEAR, OPEN, FAR))
@@ -114,12 +117,12 @@ def _in_flight_limits(stage: Project, chunk_bytes: int) -> str:
 
 
 def _fragments(plan: Plan, stage: Project) -> int:
-    """Of a tile."""
+    """Fragments of a tile."""
     return plan.layout.padded_cols(stage) // plan.layout.fragment_cols(stage)
 
 
 def _layer(program: Program) -> tuple[Stage, ...]:
-    """The stages of the first layer; all others are like it."""
+    """The stages of the first layer. Raises ValueError where another layer differs in its stages or shapes."""
     count, rest = divmod(len(program.stages) - 3, program.layers)
     layers = [program.stages[1 + i * count : 1 + (i + 1) * count] for i in range(program.layers)]
     alike = all([_likeness(stage) for stage in layer] == [_likeness(stage) for stage in layers[0]] for layer in layers)
@@ -137,7 +140,7 @@ def _likeness(stage: Stage) -> tuple[object, ...]:
 
 
 def _distance(program: Program, count: int, offsets: dict[str, int]) -> int:
-    """Elements between the constants of one layer and those of the next."""
+    """The distance between the constant vectors of one layer and those of the next, in elements."""
     vectors = [[v for stage in _of_layer(program, i, count) for v in _vectors(stage)] for i in range(program.layers)]
     starts = [[offsets[vector.name] for vector in layer] for layer in vectors]
     steps = {b - a for one, two in pairwise(starts) for a, b in zip(one, two, strict=True)}
@@ -165,7 +168,7 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
 def _specialization(
     plan: Plan, stage: Project, number: int, index: int, projection: int, offsets: dict[str, int]
 ) -> list[str]:
-    """The C++ type of one projection; csrc/projection.cuh says what its members mean."""
+    """The C++ type of one projection; csrc/projection.cuh explains its members."""
     buffers = {buffer.name: place for place, buffer in enumerate(plan.program.buffers)}
     fragments = _fragments(plan, stage)
     chunks, chunk_fragments = cut(fragments, slot_fragments(plan))

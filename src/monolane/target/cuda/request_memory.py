@@ -1,4 +1,4 @@
-"""Where a request's arrays lie on the device: places that stay from request to request, so that none is allocated."""
+"""Device memory for the arrays of a request. It is kept from request to request, so that a request allocates none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class Memory(Protocol):
-    """What is asked of a device; the driver's Context does it."""
+    """The functions of driver.Context that are used here."""
 
     def allocate(self, size: int) -> int: ...
 
@@ -24,7 +24,7 @@ class RequestMemory:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._places: list[tuple[int, int]] = []  # address and size
-        self._sent: list[NDArray[np.generic]] = []  # kept: a copy may be on its way until the request ends
+        self._sent: list[NDArray[np.generic]] = []  # kept, because a copy may still read it
 
     def begin(self) -> None:
         self._sent = []
@@ -38,7 +38,7 @@ class RequestMemory:
         return address
 
     def _place(self, number: int, size: int) -> int:
-        """The next place, made anew where it is too small: twice as large, so that it seldom is."""
+        """The address of array ``number``. Memory that is too small is replaced by twice the size that is needed."""
         if number == len(self._places):
             self._places.append((self._memory.allocate(size), size))
         address, has = self._places[number]

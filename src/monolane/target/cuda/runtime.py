@@ -1,4 +1,4 @@
-"""The CUDA target: one launch per request. The host reads tokens from memory that the kernel writes while it runs."""
+"""The CUDA target: one launch per request. The host reads tokens from pinned memory while the kernel runs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from monolane.target.cuda.launch import (
 )
 from monolane.target.cuda.request_memory import RequestMemory
 
-# A stuck worker is named by the kernel before the engine's watch calls the device dead; both within a second.
+# The kernel reports a stuck worker after DEADLINE_S; the engine's watchdog gives the device up after STALL_S.
 DEADLINE_S, STALL_S = 0.5, 0.8
-SILENT_DEADLINES = 10  # without any sign of life, and the host does not believe in the kernel's own watch any more
-POLL_S = 20e-6  # between two looks at the host's memory: far below the time of a token
+SILENT_DEADLINES = 10  # without progress, after which the host gives up a kernel that does not end
+POLL_S = 20e-6  # between two reads of the pinned memory: far below the time of a token
 WAITED_FOR = {
     WaitReason.WAIT_COPY: "a copy of weights",
     WaitReason.WAIT_ACTIVATIONS: "activations",
@@ -43,7 +43,7 @@ WAITED_FOR = {
 
 
 class CudaTarget:
-    """A tape and caches in a GPU's memory, and the kernel that runs them. ``traced`` makes one with time stamps."""
+    """A kernel with its tape and KV caches in the memory of a GPU. ``traced`` makes a kernel with time stamps."""
 
     stall_s = STALL_S
 
@@ -78,7 +78,7 @@ class CudaTarget:
         self._broken = False
 
     def _make_caches(self) -> list[tuple[int, int]]:
-        """Addresses of keys and values: the model's own, and as many more as memory allows."""
+        """Addresses of the keys and values of all KV caches: the first one, and as many more as memory allows."""
         sizes = scratch_sizes(self._plan, self.context)
         keys, values = sizes["keys"], sizes["values"]
         more = resident_caches(keys + values, self._context.free_memory()) - 1
@@ -86,7 +86,7 @@ class CudaTarget:
         return [(self._launch.keys, self._launch.values), *made]
 
     def copy(self, source: int, destination: int, tokens: int) -> None:
-        """Whole blocks: what a block has beyond ``tokens`` is never read."""
+        """Whole pages are copied; positions of the last page beyond ``tokens`` are never read."""
         sizes = scratch_sizes(self._plan, self.context)
         rows = self.program.layers * self.program.attention.kv_heads
         self._context.enter()
@@ -111,7 +111,8 @@ class CudaTarget:
         return logits
 
     def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
-        """When each worker began each stage of a request, had its input and ended, in ns: [pass][worker][stage][3]."""
+        """Run a request with time stamps, in ns: when each worker came to each stage, had its input, ended its share.
+        [pass][worker][stage][3], from decode pass ``first`` on."""
         stamps = np.zeros((passes, self._plan.workers, len(self.program.stages), 3), np.int64)
         self._context.enter()
         address = self._context.allocate(stamps.nbytes)
@@ -138,7 +139,7 @@ class CudaTarget:
     # --- for CudaRun ---
 
     def start(self, request: Request, all_logits: int | None, kernel: Kernel) -> Outcome:
-        """Launch; the host's view of the outcome."""
+        """Launch the kernel for a request. Returns the struct that the kernel updates."""
         with self._lock:
             if self._broken:
                 raise TargetError("This target is closed, or an earlier request got stuck.", "Load the model again.")
@@ -168,7 +169,7 @@ class CudaTarget:
         return self._context.running()
 
     def give_up(self) -> None:
-        """The kernel will not end: nothing waits for it any more, not even closing. Was it only slow, it ends now."""
+        """Stop waiting for a kernel that does not end, also in close(). If it is only slow, the abort flag ends it."""
         self._broken = True
         self.abort()
 
@@ -186,7 +187,7 @@ class CudaRun:
     def __iter__(self) -> Iterator[list[Token]]:
         steps, since = self._outcome.steps, time.monotonic()
         while self.finish is None:
-            running = self._target.running()  # looked at first: what was written before the end is seen after it
+            running = self._target.running()  # read first: once it is False, the values below are final
             made, status = self._outcome.made, self._outcome.status
             if (made, self._outcome.steps) != (self._seen, steps):
                 steps, since = self._outcome.steps, time.monotonic()

@@ -2,8 +2,8 @@
 
     ring | input | sums | residual | barriers | tiles owned | adjusted tokens | reductions and flags
 
-In a prefill pass the upper slots of the ring hold the input of its rows instead. Attention and sampling use the places
-of input and sums as scratch, because no projection runs meanwhile.
+In a prefill pass the upper slots of the ring hold the input of its rows instead. Attention and sampling use the regions
+of input and sums as scratch, because no projection runs at the same time.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from monolane.target.cuda.constants import (
 from monolane.target.cuda.projections import slot_fragments
 
 ALIGNMENT = 128  # bytes, of every region
-RESERVED_BYTES = 2048  # for barriers, reductions and alignment, before the number of slots is known
-REDUCE_BYTES = 512  # of reductions, flags and the mailbox to the watchdog: their places are in csrc/launch.cuh
+RESERVED_BYTES = 2048  # for mbarriers (their number follows from that of the slots), reductions, alignment
+REDUCE_BYTES = 512  # of reductions, flags and the mailbox to the watchdog; csrc/launch.cuh has their offsets
 MIN_PREFILL_SLOTS = 2
-MAX_LOGITS_BYTES = 8192  # of logits in shared memory
-BANK_SHIFT = 32  # elements of bf16 by which rows are longer than whole lines, so that two rows share no bank
+MAX_LOGITS_BYTES = 8192  # of a worker's logits, if they are kept in shared memory
+BANK_SHIFT = 32  # elements of bf16 that are added to a row, so that consecutive rows start in different banks
 SUMS_BYTES = 4 * DECODE_BATCH * CONSUMER_WARPS * MMA_COLS
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Bytes, and offsets from the beginning of shared memory."""
+    """The regions of shared memory: sizes in bytes, and offsets from its beginning."""
 
     slot_bytes: int
     slots: int  # of the ring in a decode pass
@@ -54,7 +54,7 @@ class SharedMemory:
     sampling: dict[str, int]  # C++ constants of sampling's scratch
 
     def constants(self) -> dict[str, int]:
-        """By their C++ names."""
+        """C++ name to value."""
         return {
             "kSlotBytes": self.slot_bytes,
             "kSlots": self.slots,
@@ -77,7 +77,7 @@ class SharedMemory:
         }
 
     def regions(self) -> list[tuple[str, int]]:
-        """What lies in shared memory, in order, with its bytes; for people."""
+        """The name and the bytes of every region, in order, for `monolane inspect`."""
         starts = {
             f"ring of {self.slots} slots": 0,
             "input": self.input,
@@ -93,12 +93,12 @@ class SharedMemory:
 
 
 def shared_memory(plan: Plan, limit: int) -> SharedMemory:
-    """The division of ``limit`` bytes; the ring gets what the rest leaves."""
+    """Divide ``limit`` bytes into regions; the ring gets what the other regions leave."""
     slot_bytes = slot_fragments(plan) * FRAGMENT_BYTES
     besides = _besides_ring(plan)
     slots = (limit - besides) // slot_bytes
     prefill_slots, prefill_cols = _prefill(plan, limit, slots, slot_bytes)
-    spare = limit - besides - slots * slot_bytes  # attention's scratch has a use for it
+    spare = limit - besides - slots * slot_bytes  # it goes to the input region, where attention's scratch can use it
     input_at, input_bytes = slots * slot_bytes, _input_bytes(plan) + spare // ALIGNMENT * ALIGNMENT
     sums = input_at + input_bytes
     residual = sums + _up(SUMS_BYTES, ALIGNMENT)
@@ -128,7 +128,7 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
 
 
 def residual_projection(program: Program) -> int:
-    """The first that writes the residual stream; all of them are divided alike."""
+    """The index of the first projection that writes the residual stream; all of these are divided in the same way."""
     return next(i for i, stage in enumerate(program.projections) if stage.output is Output.RESIDUAL)
 
 
@@ -149,8 +149,8 @@ def _besides_ring(plan: Plan) -> int:
 
 
 def _prefill(plan: Plan, limit: int, slots: int, slot_bytes: int) -> tuple[int, int]:
-    """Slots that are left to the ring in a prefill pass, and the widest input that the other slots hold. The page that
-    the rows of such a pass belong to lies there as well, while they attend."""
+    """The slots of the ring in a prefill pass, and the widest input that fits in the other slots. These also hold the
+    cache page of the pass's rows during attention."""
     columns = sorted({plan.layout.padded_cols(stage) for stage in plan.program.projections})
     head_dim = plan.program.attention.head_dim
     page = PAGE_TOKENS * (_up(head_dim, 32) + _up(head_dim, 16)) * 2
@@ -165,8 +165,7 @@ def _prefill(plan: Plan, limit: int, slots: int, slot_bytes: int) -> tuple[int, 
 
 
 def _input_bytes(plan: Plan) -> int:
-    """The place of a projection's input; together with that of its sums it holds the scratch of attention and of
-    sampling."""
+    """Bytes of the input region. Together with the sums it also holds the scratch of attention and of sampling."""
     scratch = _attention_offsets(plan)["kAccumulatorsOffset"] + _accumulators_bytes(plan)
     chunk = slot_fragments(plan) * plan.layout.k_block
     widest = max(_up(plan.layout.padded_cols(stage), chunk) for stage in plan.program.projections)
@@ -174,8 +173,8 @@ def _input_bytes(plan: Plan) -> int:
 
 
 def _attention_offsets(plan: Plan) -> dict[str, int]:
-    """From the beginning of the scratch: queries; the new key and value; of the new token, its probability and row max;
-    row max and row sum of every warp; accumulators of as many warps as there is room for."""
+    """Offsets in attention's scratch: queries; the new key and value; probability and row max of the new token; row max
+    and row sum of every warp; accumulators of as many warps as there is room for."""
     head_dim = plan.program.attention.head_dim
     stride = _up(head_dim, 64) + BANK_SHIFT
     new_kv = PASS_ROWS * stride * 2
@@ -191,7 +190,7 @@ def _attention_offsets(plan: Plan) -> dict[str, int]:
 
 
 def _accumulators_bytes(plan: Plan) -> int:
-    """Of one warp."""
+    """Bytes of one warp's accumulators."""
     return PASS_ROWS * _up(plan.program.attention.head_dim, 32) * 4
 
 
@@ -200,24 +199,24 @@ def _attention_scratch(plan: Plan, size: int) -> dict[str, int]:
 
 
 def _sampling_tables_bytes(plan: Plan) -> int:
-    """Three tables, and a rank of every worker."""
+    """Bytes of the three tables of sampling and of one rank per worker."""
     return 3 * TABLE_ENTRIES * 8 + _up(8 * plan.workers, ALIGNMENT)
 
 
 def _head_input_bytes(plan: Plan) -> int:
-    """Of the head's input, which lies where the tables will: logits lie behind both."""
+    """Bytes of the head's input. The tables overwrite it later, and the logits lie behind both."""
     return 2 * plan.layout.padded_cols(plan.program.head)
 
 
 def _sampling_bytes(plan: Plan) -> int:
-    """What sampling needs of the place of inputs. The logits of a worker's own tokens lie in global memory where they
-    would take too much of it."""
+    """Bytes of the input region that sampling needs. Logits of more than MAX_LOGITS_BYTES do not count: they may lie in
+    global memory."""
     tables, logits = _sampling_tables_bytes(plan), _up(4 * max_own_tokens(plan), ALIGNMENT)
     return max(tables, _head_input_bytes(plan)) + logits if logits <= MAX_LOGITS_BYTES else tables
 
 
 def _sampling_scratch(plan: Plan, input_at: int, sums: int, residual: int) -> dict[str, int]:
-    """Tables and ranks; logits; two histograms; noise, where it fits."""
+    """Offsets in sampling's scratch: tables and ranks first, then logits, buckets, and noise where it fits."""
     tables = _sampling_tables_bytes(plan)
     logits = input_at + _up(max(tables, _head_input_bytes(plan)), ALIGNMENT)
     logits_end = logits + _up(4 * max_own_tokens(plan), ALIGNMENT)

@@ -1,6 +1,6 @@
-"""The CUDA kernel's own sources on fibers of this CPU: csrc/emulate.hpp has the functions of cuda/csrc/ptx.cuh.
+"""Runs the CUDA kernel's own sources on fibers of this CPU: csrc/emulate.hpp has the functions of cuda/csrc/ptx.cuh.
 
-Apart from the kernel's headers: what is changed here leaves compiled kernels in the cache valid.
+These headers are apart from the kernel's: a change here leaves the compiled kernels in the cache valid.
 """
 
 from pathlib import Path

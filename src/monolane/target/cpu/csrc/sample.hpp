@@ -433,7 +433,7 @@ class Sampler {
   std::vector<int64_t> fixed_logits_;    // [vocabulary]: fixed-point logits with penalties and biases
   std::vector<uint64_t> weights_;  // [vocabulary]: for top-p
   std::vector<uint8_t> seen_;      // [vocabulary]: whether the token occurs in the prompt or the answer
-  std::vector<int64_t> counts_;    // [vocabulary]: params often the token occurs in the answer
+  std::vector<int64_t> counts_;    // [vocabulary]: how often the token occurs in the answer
 };
 
 }  // namespace monolane
