@@ -1,4 +1,4 @@
-"""The kernels of the GPU's ceiling do what they say: on threads of this CPU, and on a GPU where there is one."""
+"""The kernels of the GPU's ceiling, in the emulation, and on a GPU where there is one."""
 
 from __future__ import annotations
 

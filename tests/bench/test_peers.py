@@ -1,4 +1,4 @@
-"""Peers: each runs the same model as we do, and where one is not there, that is a reason and not an error."""
+"""Peers: each runs the same model as Monolane, and one that is missing is skipped with a reason."""
 
 from __future__ import annotations
 

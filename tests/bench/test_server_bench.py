@@ -1,4 +1,4 @@
-"""Servers measured from outside: whatever their habits are, tokens are counted and times divided rightly."""
+"""The benchmark of servers: tokens and times are right, whatever the server's behaviour."""
 
 from __future__ import annotations
 
