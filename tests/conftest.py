@@ -1,4 +1,4 @@
-"""What tests of several rooms share. Its place also puts this folder on the import path."""
+"""Fixtures that tests of several packages share. pytest also adds this file's folder to the import path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The twin of ``driver.Context`` without a GPU: memory of this process, launches in a thread of their own."""
+"""A replacement of ``driver.Context`` without a GPU: memory is that of this process, a launch runs in a thread."""
 
 from __future__ import annotations
 

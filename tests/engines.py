@@ -1,4 +1,4 @@
-"""Synthetic engines, for tests that ask and wait."""
+"""Synthetic engines for tests that send requests and wait for answers."""
 
 from __future__ import annotations
 

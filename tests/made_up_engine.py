@@ -1,4 +1,4 @@
-"""An engine's process with a real target and made-up weights: a test's own command for AsyncEngine.
+"""An engine process with a real target and made-up weights: the command that tests give to AsyncEngine.
 
     python made_up_engine.py '{"device": "cpu", "stalls_once": "/some/file"}' PIPE RING
 

@@ -1,4 +1,4 @@
-"""The judge of our results: transformers, with the same weights, in fp32 and in bf16."""
+"""The reference for our results: transformers with the same weights, in fp32 and in bf16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory may hold before a kernel has written it: NaN, with tags that steps to come will have."""
+"""Content for memory that a kernel has not written yet: NaN, with the tags of future steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small random models of every family in awkward shapes, made by transformers, which is also the judge of ours."""
+"""Small random models of every family in awkward shapes, made by transformers, with its logits for comparison."""
 
 from __future__ import annotations
 

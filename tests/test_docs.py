@@ -1,4 +1,4 @@
-"""The documents point at what is there: files, headings, and in docs/token.md the very lines."""
+"""Links in the documents lead to existing files and headings, and in docs/token.md to the right lines."""
 
 from __future__ import annotations
 

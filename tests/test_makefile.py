@@ -1,4 +1,4 @@
-"""What `make` would do on machines with and without an NVIDIA GPU, told by a dry run."""
+"""What `make` would do on machines with and without an NVIDIA GPU, by a dry run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports point one way: each room imports only from those below it, and no two modules import each other."""
+"""Imports point one way: each package imports only from those below it, and there are no import cycles."""
 
 from __future__ import annotations
 

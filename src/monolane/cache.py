@@ -1,4 +1,4 @@
-"""The folder for everything that can be fetched or made again, and how files get into it: whole, or not at all."""
+"""The cache folder, for everything that can be fetched or made again, and atomic writes into it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def cache_root() -> Path:
 
 
 def cache_folder(purpose: Literal["models", "kernels", "tapes"]) -> Path:
-    """The part of the cache for one kind of file. It may not exist yet."""
+    """The subfolder of the cache for one kind of file. It may not exist yet."""
     return cache_root() / purpose
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder and its parents, with a clear message where that is not possible."""
+    """Create a folder and its parents; raises an error with a hint if that is not possible."""
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
@@ -47,7 +47,7 @@ def make_folder(path: Path) -> Path:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into an error that says what to do."""
+    """Turn the OSError of a full or read-only disk into an error that says what to do."""
     try:
         yield
     except OSError as error:
@@ -65,7 +65,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def require_disk_space(path: Path, bytes_needed: int, what: str) -> None:
-    """Refuse before the first byte is written where ``what`` cannot fit on the disk of ``path``."""
+    """Raise if ``what`` does not fit on the disk of ``path``, before the first byte is written."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < bytes_needed:
@@ -78,7 +78,7 @@ def require_disk_space(path: Path, bytes_needed: int, what: str) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that appears at ``path`` only when the block ends well; otherwise nothing is left behind."""
+    """A file to write to. It appears at ``path`` only if the ``with`` block succeeds; otherwise nothing is left."""
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with disk_errors(path):
@@ -91,7 +91,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Give a finished file its real name, once its bytes are on the disk. Both lie on the same file system."""
+    """Sync a finished file to the disk, then rename it to ``path``, which is on the same file system."""
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -109,7 +109,7 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
 
 
 def human_size(count: int) -> str:
-    """Bytes in decimal units, as disks and downloads are sold: 98.4 MB."""
+    """A number of bytes in decimal units: 98.4 MB."""
     size = float(count)
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:

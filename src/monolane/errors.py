@@ -30,25 +30,25 @@ class ModelFileError(MonolaneError):
 
 
 class UnsupportedModelError(MonolaneError):
-    """The files are sound, but describe something we do not run."""
+    """The files are valid, but describe a model that Monolane does not support."""
 
     exit_code = 4
 
 
 class FetchError(MonolaneError):
-    """A model could not be fetched: no network, source gone, hash mismatch."""
+    """A model could not be fetched: there is no network, the source is gone, or the hash differs."""
 
     exit_code = 5
 
 
 class ResourceError(MonolaneError):
-    """The machine has not enough memory, disk or processors for what was asked."""
+    """The machine does not have enough memory, disk space or processors."""
 
     exit_code = 6
 
 
 class TargetError(MonolaneError):
-    """The compiled kernel failed: it did not build, a worker got stuck, a result was not a number."""
+    """The compiled kernel failed: it did not compile, a worker got stuck, or a result was NaN."""
 
     exit_code = 7
 

@@ -10,19 +10,20 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """One bar after another: ``start``, any number of ``advance``, ``done``; ``note`` may come at any time."""
+    """Shows one progress bar after another: ``start``, any number of ``advance``, ``done``. ``note`` may be called at
+    any time."""
 
     def start(self, total_bytes: int, label: str) -> None:
-        """A new piece of work begins."""
+        """Begin a new bar."""
 
     def advance(self, bytes_done: int) -> None:
-        """So many more bytes are done; a negative number where work was lost and is done again."""
+        """Advance the bar by this many bytes; the number is negative where work was lost and is repeated."""
 
     def note(self, text: str) -> None:
-        """One line the user should read."""
+        """Show one line that the user should read."""
 
     def done(self) -> None:
-        """The piece of work has ended, whether it succeeded or not."""
+        """End the bar, whether the work succeeded or not."""
 
 
 class Silent:
@@ -56,7 +57,7 @@ def _log_once(text: str) -> None:
 
 @contextmanager
 def bar(progress: Progress, total_bytes: int, label: str) -> Iterator[None]:
-    """One piece of work, so that its bar ends even when the work fails."""
+    """A progress bar for the ``with`` block; it ends even if the block fails."""
     progress.start(total_bytes, label)
     try:
         yield

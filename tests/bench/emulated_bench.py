@@ -1,4 +1,4 @@
-"""The bench's CUDA kernels on threads of this CPU, and the driver's calls that start them."""
+"""Runs the CUDA kernels of bench/ceiling in the emulation, and stands in for the driver calls that launch them."""
 
 from __future__ import annotations
 

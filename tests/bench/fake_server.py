@@ -1,4 +1,4 @@
-"""OpenAI-compatible servers on a free port, each with its own habits, which take their time on a clock of their own."""
+"""Fake OpenAI-compatible servers on a free port, with different behaviours, and with a simulated clock."""
 
 from __future__ import annotations
 

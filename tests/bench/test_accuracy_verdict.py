@@ -1,4 +1,4 @@
-"""No speed without a verdict: the reference is right, and a target that computes something else is found out."""
+"""The accuracy check: the reference agrees with transformers, and a target that computes something else fails."""
 
 from __future__ import annotations
 

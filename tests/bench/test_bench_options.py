@@ -1,4 +1,4 @@
-"""What can be asked of a benchmark, and what is refused before anything runs."""
+"""The options of the benchmarks, and what is refused before anything runs."""
 
 from __future__ import annotations
 

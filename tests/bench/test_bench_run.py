@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model on this machine's CPU: what is written, what is shown, and what is not."""
+"""Whole benchmark runs of a tiny model on this CPU: which files are written, and what is shown."""
 
 from __future__ import annotations
 

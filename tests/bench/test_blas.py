@@ -1,4 +1,4 @@
-"""NumPy's own threads rest while ours multiply, and come back afterwards."""
+"""The number of OpenBLAS threads is 1 within ``one_thread``, and restored afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``monolane ceiling``: measured for real on this CPU, though briefly; on a GPU of threads; kept, shown and drawn."""
+"""``monolane ceiling``: short measurements on this CPU, an emulated GPU, and how results are kept and shown."""
 
 from __future__ import annotations
 

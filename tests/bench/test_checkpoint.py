@@ -1,4 +1,4 @@
-"""A folder written from a shape is a model: it loads as one, and its starts can be timed."""
+"""A model folder that is written from a shape can be loaded, and its starts can be timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode, first token, throughput and contexts, measured on a target and a machine whose times are known."""
+"""Decode speed, first token, throughput and contexts, measured on a fake target and machine with known times."""
 
 from __future__ import annotations
 

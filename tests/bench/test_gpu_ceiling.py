@@ -1,4 +1,4 @@
-"""The kernels of the GPU's ceiling do what they say: on threads of this CPU, and on a GPU where there is one."""
+"""The kernels of the GPU's ceiling, in the emulation, and on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def talking_kernel(rounds: int, deadline_ns: int) -> Iterator[tuple[HostWords, n
     words = HostWords(c_uint32(0), c_uint32(0))
     took, failed = np.zeros(rounds, np.int64), np.zeros(1, np.uint32)
     given = AnswerLaunch(
-        said=ctypes.addressof(words.said),
-        heard=ctypes.addressof(words.heard),
+        kernel_word=ctypes.addressof(words.kernel_word),
+        host_word=ctypes.addressof(words.host_word),
         took=took.ctypes.data,
         failed=failed.ctypes.data,
         deadline_ns=deadline_ns,
@@ -124,7 +124,7 @@ def talking_kernel(rounds: int, deadline_ns: int) -> Iterator[tuple[HostWords, n
 def test_the_host_answers_every_word_of_the_kernel() -> None:
     with talking_kernel(5, LONG_NS) as (words, took, failed):
         words.answer(5, deadline_s=60)
-    assert words.said.value == 6  # it has ended
+    assert words.kernel_word.value == 6  # it has ended
     assert (took > 0).all()
     assert failed[0] == 0
 

@@ -1,4 +1,4 @@
-"""The driver's management library is only asked, and may be missing."""
+"""NVML: values are read from it, and it may be missing."""
 
 from __future__ import annotations
 

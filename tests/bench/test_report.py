@@ -1,4 +1,4 @@
-"""Results are data: each fits its schema, and the pages show what was measured and nothing else."""
+"""Result files fit their schemas, and the README's tables and docs/results.md are exactly what follows from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers measured from outside: whatever their habits are, tokens are counted and times divided rightly."""
+"""The benchmark of servers: tokens and times are right, whatever the server's behaviour."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_answer_that_begins_otherwise_is_told(habits: Habits, tmp_path: Path)
     with fake_server(habits) as url:
         result = measured(url, tmp_path)
     assert result["accuracy"]["consistent"] is False
-    assert "it was NOT" in show.text([result])
+    assert "it does NOT" in show.text([result])
 
 
 def test_an_answer_that_ends_early_is_divided_by_the_tokens_it_has(habits: Habits, tmp_path: Path) -> None:

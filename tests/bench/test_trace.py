@@ -1,4 +1,4 @@
-"""A trace adds up, and what is made of it, table, Chrome trace and picture, shows the same times."""
+"""The times of a trace add up, and its table, its Chrome trace and its picture show the same times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's loop: its turns build on each other's cache, and its time is the wall's."""
+"""The agent's workflow: each turn finds the previous ones in the cache, and the time is wall time."""
 
 from __future__ import annotations
 

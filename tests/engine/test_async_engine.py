@@ -1,4 +1,4 @@
-"""An engine in its own process: the queue before it, cancelling, readers of every pace."""
+"""An engine in its own process: the queue, cancelling, and clients that read fast, slowly or not at all."""
 
 from __future__ import annotations
 

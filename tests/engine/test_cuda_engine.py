@@ -1,4 +1,4 @@
-"""The engine on a GPU, in its own process under the supervisor: tokens come, are stopped, and come again after a kill.
+"""The engine on a GPU, in its own process under the supervisor: it streams, stops, and restarts after a kill.
 
 ``python -m pytest tests/engine/test_cuda_engine.py`` needs a GPU, and of the packages numpy, tokenizers, jinja2 and
 msgspec: nothing of a web server.

@@ -1,4 +1,4 @@
-"""From loading to closing, and everything that can go wrong with a process in between."""
+"""The engine process from loading to closing, and its failures in between."""
 
 from __future__ import annotations
 

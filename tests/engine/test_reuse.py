@@ -1,4 +1,4 @@
-"""What is found in a cache gives the same answer as what is computed anew: on the CPU target, with a small model."""
+"""Prefix caching does not change an answer: on the CPU target, with a small model."""
 
 from __future__ import annotations
 

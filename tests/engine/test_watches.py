@@ -1,5 +1,5 @@
-"""Whoever stands still is noticed within a second, and nobody else is taken for dead; what the server's process leaves
-to the engine's."""
+"""A process that hangs is noticed within a second, and no other is taken for dead; what the server process leaves to
+the engine process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers renders them, and harmless whatever they try."""
+"""Chat templates are rendered as transformers renders them, and malicious ones do no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No key of a config is ignored that somebody reads: ours are compared with those of the installed transformers."""
+"""Every key of a config that the installed transformers reads is read, refused or known to be harmless here."""
 
 from __future__ import annotations
 

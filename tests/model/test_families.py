@@ -1,4 +1,4 @@
-"""Configs of every family, old and new spelling, against what transformers makes of them."""
+"""Configs of every family, in old and new versions of the format, compared with transformers' reading of them."""
 
 from __future__ import annotations
 

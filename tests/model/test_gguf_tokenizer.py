@@ -1,4 +1,4 @@
-"""Tokenizers rebuilt from GGUF metadata, against the library, transformers' own reading, and SentencePiece's rule."""
+"""Tokenizers built from GGUF metadata, compared with tokenizers, transformers and SentencePiece."""
 
 from __future__ import annotations
 

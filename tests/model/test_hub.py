@@ -1,4 +1,4 @@
-"""Downloads from the hub, against a small server of our own that speaks its protocol and misbehaves on request."""
+"""Downloads from a fake hub server, which speaks the hub's protocol and fails on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pip itself as the downloader, cut off from every index but a folder of our own."""
+"""Downloads by the real pip, from a local folder instead of a package index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat template from a stranger cannot fill the memory: what it asks for is refused before it is there."""
+"""A malicious chat template cannot use up memory: large values are refused before they are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys of a config the installed transformers reads for a family: found in its source, and by watching it."""
+"""Finds the config keys that the installed transformers reads for a family, in its source and by observing reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random models and machines for tests of the planner, and results that a known machine would have given."""
+"""Random models and machines for tests of the planner, and results computed from known latencies."""
 
 from __future__ import annotations
 

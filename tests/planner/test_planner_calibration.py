@@ -1,4 +1,4 @@
-"""Calibration: it finds a machine's latencies from its results, works with few, and its error bar tells the truth."""
+"""Calibration finds a machine's latencies from its results, also from few, and its error bar is right."""
 
 from __future__ import annotations
 

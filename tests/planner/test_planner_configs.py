@@ -1,4 +1,4 @@
-"""What the planner counts from a config is what transformers builds from it, to the last parameter."""
+"""The planner counts exactly the parameters that transformers creates from the same config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published projections: the formula gives them back from their own bytes, and one row is told to contradict."""
+"""The published speeds: the formula reproduces them from the implied bytes, and a contradiction is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The latency model: what can only get better or worse, what binds, and what lanes and delays do."""
+"""The latency model: monotonicity, the largest term, lanes and delays."""
 
 from __future__ import annotations
 

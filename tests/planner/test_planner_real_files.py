@@ -1,4 +1,4 @@
-"""The planner's arithmetic against real files, and against what the engine streams and keeps for them."""
+"""The planner's sizes compared with real files, and with the bytes that the engine streams and keeps for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans keep the invariants for any model and any number of workers, and the checker names what breaks one."""
+"""Plans satisfy the invariants for any model and any number of workers, and the checker names a violated one."""
 
 from dataclasses import replace
 

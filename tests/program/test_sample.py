@@ -1,4 +1,4 @@
-"""The reference sampler: does what its parameters promise, and its arithmetic is what it says it is."""
+"""The reference sampler follows its parameters, and its integer arithmetic is as specified."""
 
 import doctest
 import math

@@ -1,4 +1,4 @@
-"""Tapes: the bytes a worker reads are the model's own, in reading order; kept tapes are read back or made again."""
+"""A tape has the model's bytes in the order in which a worker reads them; cached tapes are reused or made again."""
 
 from __future__ import annotations
 

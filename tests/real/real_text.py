@@ -1,4 +1,4 @@
-"""Text as people write it, for judging models on: a little prose, a little code."""
+"""Text for measuring accuracy: a little prose and a little code."""
 
 PROSE = """\
 The ferry to the island leaves twice a day, at seven in the morning and at four in the afternoon, unless the wind comes

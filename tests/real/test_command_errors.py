@@ -1,4 +1,4 @@
-"""What goes wrong with real files, told by the commands: what, what to do, an exit code, and nothing left behind."""
+"""Errors of the commands with real files: the message, the hint, the exit code, and no files left behind."""
 
 from __future__ import annotations
 

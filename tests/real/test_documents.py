@@ -1,4 +1,4 @@
-"""Examples in the documents, run as they stand there."""
+"""Runs the examples in the documents, unchanged."""
 
 from __future__ import annotations
 

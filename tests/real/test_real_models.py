@@ -1,4 +1,4 @@
-"""What must not change a real model's answer: the number of workers, another run, the target, how a prompt is fed."""
+"""A real model's answer does not depend on the number of workers, the run, the target, or how a prompt is divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that all tests here share: whoever only asks and looks at the answer needs none of its own."""
+"""Servers that the tests here share, if they only send requests and check the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright, and pages that are watched for what no page may do."""
+"""Debian's Chromium, driven by Playwright. Pages are monitored for errors and for requests to other hosts."""
 
 from __future__ import annotations
 

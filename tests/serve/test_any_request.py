@@ -1,4 +1,4 @@
-"""Whatever is sent to a route, by the description it gives of itself or against it: never a failure of the server."""
+"""No request makes the server fail, whether it follows the OpenAPI description or violates it."""
 
 from __future__ import annotations
 

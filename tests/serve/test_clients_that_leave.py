@@ -1,4 +1,4 @@
-"""Clients that go away, do not read, or come in crowds; each may cost others nothing."""
+"""Clients that disconnect, do not read, or are many; none may slow the others down."""
 
 from __future__ import annotations
 

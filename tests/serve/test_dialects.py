@@ -1,4 +1,4 @@
-"""An answer says the same whole and as a stream, wherever the stream is cut, in every dialect."""
+"""In every API, a streamed answer has the same content as a whole one, wherever the stream is split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's process dies, is killed or hangs in the middle of an answer: clients hear of it, and are served on."""
+"""The engine process dies, is killed or hangs during an answer: clients get an error, and later requests are served."""
 
 from __future__ import annotations
 

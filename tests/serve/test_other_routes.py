@@ -1,4 +1,4 @@
-"""Completions, models, tokens, metrics, and what the playground asks for."""
+"""Completions, models, tokens, metrics, and the routes that the playground uses."""
 
 from __future__ import annotations
 

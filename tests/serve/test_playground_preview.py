@@ -1,4 +1,4 @@
-"""Web pages in answers are drawn while they come, in a box that reaches nobody."""
+"""Web pages in answers are rendered while they stream, in an iframe without network access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers may not do: ask without the key, come under another name, send schemas that never end."""
+"""Access control and limits: requests without the key, with a foreign host name, and hostile schemas are refused."""
 
 from __future__ import annotations
 

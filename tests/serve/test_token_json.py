@@ -1,4 +1,4 @@
-"""Logprobs as JSON say the same as data would, whatever the tokens spell."""
+"""The JSON text of logprobs is the same as that of a JSON encoder, whatever the bytes of the tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that are offered functions, and answer with written-down calls."""
+"""Synthetic engines that answer with predefined tool calls."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Where the tests of the CUDA kernel run: on the GPU; or elsewhere, to try the tests themselves.
+"""The device that the tests of the CUDA kernel run on: the GPU, or another one to try the tests themselves.
 
 ``MONOLANE_TEST_DEVICE`` is one of
 
     cuda       the GPU; the tests are skipped where there is none. This is the default
-    emulated   the kernel's own sources and the target's own host side, on threads of this CPU: hours for large models
+    emulated   the kernel's own sources and the target's own host side, in the emulation: hours for large models
     cpu        the CPU target: another kernel, but the same interface
     compile    every kernel is compiled for the GPU and kept in the cache; nothing runs, every test is skipped
 """
@@ -129,7 +129,7 @@ def facts(tokens: list[Token]) -> list[tuple[object, ...]]:
     return [(token.id, token.logprob, token.top) for token in tokens]
 
 
-def narrow_logits(target: Target, tokens: list[int], vocab: int) -> Logits:
+def decode_logits(target: Target, tokens: list[int], vocab: int) -> Logits:
     """The logits after each token, where each comes in a pass of its own."""
     rows = []
     for length in range(1, len(tokens) + 1):

@@ -1,4 +1,4 @@
-"""The CUDA kernel on threads of this CPU, behind the interface of a target: for machines without a GPU."""
+"""The CUDA kernel in the emulation, behind the interface of a target: for machines without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU made of threads: the driver's calls that the CUDA target makes, so that its host side runs without a GPU."""
+"""An emulated GPU: the driver calls that the CUDA target makes, so that its host side runs without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver's library for tests: what it says about its GPU comes from the environment. No GPU is behind it."""
+"""A fake CUDA driver library: environment variables determine what it reports about its GPU."""
 
 from __future__ import annotations
 

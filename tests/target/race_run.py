@@ -1,4 +1,4 @@
-"""A small model with everything a model can have, run by the emulated kernel built as the library that is named.
+"""Runs a small model with all optional features in the emulated kernel, from the library that the command line names.
 
 A program of its own, because ThreadSanitizer must be in a process from its start; see test_cuda_races.py.
 """
@@ -34,7 +34,7 @@ MODEL = ModelConfig(
     qk_norm=True,
     tied=False,
 )
-# Wide and narrow passes, one and several splits of the context, and every way to choose a token.
+# Prefill and decode passes, one and several splits of the context, and every way to choose a token.
 DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, frequency_penalty=0.3, logit_bias=((5, 2.0), (90, -3.0)))
 REQUESTS = (
     Request(range(18), 0, 3, frozenset(), Sampling()),

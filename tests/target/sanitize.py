@@ -1,4 +1,4 @@
-"""A few small requests for NVIDIA's compute-sanitizer, which looks at every access of the kernel. From the repository:
+"""A few small requests for NVIDIA's compute-sanitizer, which checks every memory access. From the repository:
 
     export PYTHONPATH=src:tests
     compute-sanitizer --tool memcheck  --error-exitcode 3 python tests/target/sanitize.py
@@ -6,9 +6,9 @@
     compute-sanitizer --tool racecheck --print-limit 100000 python tests/target/sanitize.py
 
 memcheck: accesses outside of memory, or misaligned. synccheck: barriers that not all threads reach. racecheck: two
-threads of a block that touch the same word of shared memory with nothing between them; it also reports what it cannot
-follow (benchmarks/h200/README.md), so its reports are to be read. Words that blocks exchange in global memory are meant
-to be raced for; none of the three looks at those.
+threads of a thread block that access the same word of shared memory without synchronisation; it also reports accesses
+that it cannot follow (benchmarks/h200/README.md), so its reports have to be read. The tagged words in global memory are
+races on purpose; none of the three tools checks those.
 
 Each tool slows the kernel down many times over, so waits get a long deadline; names of models after the command choose
 some of them. The models need neither torch nor files.
@@ -50,7 +50,7 @@ MODELS = {
         TINY, windows=(19, None), qkv_bias=True, o_bias=True, mlp_bias=True, tied=False
     ),
     "norms of heads, heads of 80": replace(TINY, head_dim=80, qk_norm=True, layers=1, windows=(None,)),
-    # A feed-forward too wide for a wide pass to keep its input in shared memory; several batches of tiles a block.
+    # The input of `down` does not fit into shared memory in a prefill pass; several batches of tiles per thread block.
     "wide": replace(TINY, ffn=9000, layers=1, windows=(None,)),
 }
 DRAWN = Sampling(0.8, 40, 0.9, 0.01, 3, 1.1, 0.5, 0.2, ((5, 1.0), (90, -100.0)))

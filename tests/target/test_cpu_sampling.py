@@ -1,4 +1,4 @@
-"""The kernel's sampler chooses what the reference chooses, token for token, logprob for logprob."""
+"""The sampler of the CPU kernel has the same tokens and logprobs as the reference sampler."""
 
 from __future__ import annotations
 

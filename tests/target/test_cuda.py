@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from devices import chosen_from, facts, narrow_logits, on_the_gpu, opened, run
+from devices import chosen_from, decode_logits, facts, on_the_gpu, opened, run
 
 from monolane.program.sample import Sampler, Sampling
 from monolane.target.base import Finish, Request
@@ -17,7 +17,7 @@ from random_models import CASES, Case, random_model, rounded_logits
 pytestmark = on_the_gpu
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65)
-NARROW = 40  # tokens fed one by one
+DECODED = 40  # tokens that are also computed by decode passes, one by one
 SAMPLINGS = (
     Sampling(),
     Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, seed=3, presence_penalty=0.5, frequency_penalty=0.2),
@@ -35,10 +35,10 @@ def test_logits(case: Case, record_property: Callable[[str, object], None]) -> N
             ours = target.logits(model.tokens[:length])
             np.testing.assert_allclose(ours, verdict.exact[:length], atol=limit, rtol=0)
             np.testing.assert_array_equal(ours, target.logits(model.tokens[:length]))
-        narrow = narrow_logits(target, model.tokens[:NARROW], case.vocab)
-        np.testing.assert_allclose(narrow, verdict.exact[:NARROW], atol=limit, rtol=0)
-        record_property("wide", near_enough(verdict, target.logits(model.tokens)))
-        record_property("narrow", near_enough(verdict, narrow))
+        decoded = decode_logits(target, model.tokens[:DECODED], case.vocab)
+        np.testing.assert_allclose(decoded, verdict.exact[:DECODED], atol=limit, rtol=0)
+        record_property("prefill", near_enough(verdict, target.logits(model.tokens)))
+        record_property("decode", near_enough(verdict, decoded))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

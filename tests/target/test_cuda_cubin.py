@@ -1,4 +1,4 @@
-"""The kernel's machine code, made without a GPU: for real models, everything a thread works with stays in registers."""
+"""The kernel compiled without a GPU: for real models it neither spills registers nor uses local memory."""
 
 from __future__ import annotations
 

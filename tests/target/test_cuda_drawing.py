@@ -1,4 +1,4 @@
-"""Drawing a token by all blocks of the emulated kernel: the reference's token, whatever the logits look like."""
+"""Sampling by all thread blocks of the emulated kernel gives the reference's token, whatever the logits are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Contexts that end on, before and after the edges of attention's tiles, splits and windows, and of wide passes.
+"""Contexts that end on, before and after the edges of attention's tiles, splits and windows, and of prefill passes.
 
-The same sequence is read in three ways: token by token, as the kernel made it; in wide passes, as a prompt; and
-continued from a cache. All of them must be near to what transformers says in fp32.
+The same sequence is computed in three ways: by decode passes, as the kernel generated it; by prefill passes, as a
+prompt; and continued from a cache. The logits of all three must be close to those of transformers in fp32.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ LOOKS = {
 
 @dataclass(frozen=True)
 class Read:
-    """A sequence that the kernel made, and what it and transformers said after each of its tokens."""
+    """A sequence that the kernel generated, and the logprobs of kernel and transformers after each of its tokens."""
 
     target: Target
     sequence: list[int]
-    narrow: list[Token]  # [n]: the token after the first n + 1, with the likeliest
+    decoded: list[Token]  # [n]: the token after the first n + 1, with the likeliest tokens
     exact: NDArray[np.float64]  # logprobs after each token, of transformers in fp32
 
 
@@ -80,10 +80,10 @@ def read(request: pytest.FixtureRequest) -> Iterator[Read]:
 
 def _read(target: Target, config: ModelConfig, weights: LookBackWeights) -> Read:
     drawn = Request([7], 0, LONGEST, frozenset(), Sampling(temperature=1.0, seed=1), logprobs=TOP)
-    narrow, _ = run(target, drawn)
-    sequence = [7, *(token.id for token in narrow)][:LONGEST]
+    decoded, _ = run(target, drawn)
+    sequence = [7, *(token.id for token in decoded)][:LONGEST]
     exact = log_softmax(judge_weights(config, weights, sequence).exact)
-    return Read(target, sequence, narrow, exact)
+    return Read(target, sequence, decoded, exact)
 
 
 def error(read: Read, length: int, token: Token) -> float:
@@ -98,7 +98,7 @@ def after(read: Read, length: int, cached: int) -> Token:
 
 
 def test_token_by_token(read: Read, record_property: Callable[[str, object], None]) -> None:
-    errors = {length: error(read, length, token) for length, token in enumerate(read.narrow, start=1)}
+    errors = {length: error(read, length, token) for length, token in enumerate(read.decoded, start=1)}
     assert len(errors) == LONGEST
     worst = max(errors, key=errors.__getitem__)
     record_property("largest error", errors[worst])
@@ -118,12 +118,12 @@ def test_as_a_prompt_and_from_the_cache(read: Read, record_property: Callable[[s
 
 
 def test_a_cache_filled_token_by_token_is_continued_in_a_wide_pass(read: Read) -> None:
-    """What narrow passes have written, wide ones read, and the other way round."""
+    """Prefill passes read a cache that decode passes have written, and the other way round."""
     for length in (17, 33, 65, 300):
         if length <= LONGEST:
             after(read, 1, 0)
-            for narrow in range(2, length - 15):
-                after(read, narrow, narrow - 1)
-            wide = error(read, length, after(read, length, length - 16))
-            assert wide <= LIMIT, f"after {length} tokens"
+            for decoded in range(2, length - 15):
+                after(read, decoded, decoded - 1)
+            prefilled = error(read, length, after(read, length, length - 16))
+            assert prefilled <= LIMIT, f"after {length} tokens"
             assert error(read, length + 1, after(read, length + 1, length)) <= LIMIT

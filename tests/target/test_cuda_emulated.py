@@ -1,4 +1,4 @@
-"""The CUDA kernel's own sources on threads of this CPU: against transformers, the reference sampler, and itself."""
+"""The CUDA kernel's own sources in the emulation, compared with transformers, the reference sampler, and itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from random_models import CASES, HALVED, Case, random_model
 
 # Activations are exchanged and multiplied in bf16: of logits with a deviation of about 1, that much may differ.
 TOLERANCE = 0.2
-# A feed-forward too wide for a wide pass to keep its input in shared memory.
+# The input of `down` does not fit into shared memory in a prefill pass.
 WIDE_FFN = replace(CASES[3], name="llama-wide-ffn", hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=9000)
 # As HALVED; in both, columns end in the first block of a unit.
 HALVED_WIDE_FFN = replace(WIDE_FFN, name="llama-halved-wide-ffn", hidden=60, head_dim=10, ffn=8970)
@@ -126,7 +126,7 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
     model, target = random_model(case), open_case(case, 5 * case.kv_heads)
     tokens, _ = target.run(Request(model.tokens[:20], 0, 110, frozenset(), Sampling()))
     sequence = [*model.tokens[:20], *(token.id for token in tokens)]
-    logits = target.logits(sequence)  # in wide passes
+    logits = target.logits(sequence)  # by prefill passes
     for made, token in enumerate(tokens):
         row = logits[19 + made]
         assert row[token.id] >= row.max() - TOLERANCE / 10

@@ -1,4 +1,4 @@
-"""What `inspect --device cuda` says without a GPU: what a kernel takes, and how long a token should take."""
+"""`inspect --device cuda` without a GPU: the kernel's resources, and the predicted time of a token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """How the CUDA target divides work: the residual stream in half tiles where a worker then owns less of it, and tiles in
-chunks that all groups of warps have alike."""
+one chunk, or in the same number of chunks for every warpgroup."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from devices import DEVICE, facts, narrow_logits, on_the_gpu, opened, run
+from devices import DEVICE, decode_logits, facts, on_the_gpu, opened, run
 
 from monolane import LLM, SamplingParams
 from monolane.model.fetch import describe_models
@@ -47,8 +47,8 @@ def real(request: pytest.FixtureRequest) -> Iterator[Real]:
 def test_the_accuracy_gate(real: Real, record_property: Callable[[str, object], None]) -> None:
     config = real.model.config
     verdict = judge_weights(config, real.model.weights, real.tokens)
-    record_property("wide", pass_gate(verdict, real.target.logits(real.tokens)))
-    record_property("narrow", pass_gate(verdict, narrow_logits(real.target, real.tokens, config.vocab)))
+    record_property("prefill", pass_gate(verdict, real.target.logits(real.tokens)))
+    record_property("decode", pass_gate(verdict, decode_logits(real.target, real.tokens, config.vocab)))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, 100, 0.95, seed=5)], ids=["greedy", "drawn"])

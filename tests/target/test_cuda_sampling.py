@@ -1,4 +1,4 @@
-"""Sampling on a GPU with a large vocabulary: the very token that the reference chooses from the kernel's own logits."""
+"""Sampling on a GPU with a large vocabulary gives the token that the reference chooses from the kernel's logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel on a GPU at the shapes of real models, with made-up weights: near to fp32, the same bits every time."""
+"""The kernel on a GPU at the shapes of real models, with made-up weights: close to fp32, bit-identical in every run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from devices import dry, facts, narrow_logits, on_the_gpu, opened, run
+from devices import decode_logits, dry, facts, on_the_gpu, opened, run
 
 from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.model.config import ModelConfig
@@ -17,7 +17,7 @@ from oracle import judge_weights, near_enough
 
 pytestmark = on_the_gpu
 
-PROMPT = 40  # tokens: two wide passes of 16 and one of 8
+PROMPT = 40  # tokens: two prefill passes of 16 rows and one of 8
 REPEATS = 20
 LONG = 2000  # tokens
 
@@ -61,13 +61,14 @@ def shape(request: pytest.FixtureRequest) -> Iterator[Shape]:
 def test_logits(shape: Shape, record_property: Callable[[str, object], None]) -> None:
     tokens = some_tokens(shape.config, PROMPT)
     verdict = judge_weights(shape.config, shape.weights, tokens)
-    record_property("wide", near_enough(verdict, shape.target.logits(tokens)))
-    record_property("narrow", near_enough(verdict, narrow_logits(shape.target, tokens, shape.config.vocab)))
+    record_property("prefill", near_enough(verdict, shape.target.logits(tokens)))
+    record_property("decode", near_enough(verdict, decode_logits(shape.target, tokens, shape.config.vocab)))
 
 
 def test_the_same_bits_every_time(shape: Shape) -> None:
-    """Most have several batches of tiles a block, and inputs of wide passes that do not fit shared memory. Those are
-    loads from afar; loads of weights get stuck behind them, and their slot of the ring must not be written then."""
+    """Most shapes have several batches of tiles per thread block, and inputs of prefill passes that do not fit shared
+    memory. Those are loaded from global memory; loads of weights from the ring may wait behind them, and meanwhile the
+    slot of the ring must not be overwritten."""
     tokens = some_tokens(shape.config, 100)
     expected = shape.target.logits(tokens)
     assert np.isfinite(expected).all()

@@ -1,5 +1,5 @@
-"""Tags that run out: in the emulation they have so few bits that every pass or two begins anew; on a GPU, where a long
-prompt has more than 65,536 steps."""
+"""Tags that run out and start over: in the emulation with so few bits that this happens every pass or two; on a GPU
+with a prompt of more than 65,536 steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fewest_bits(case: Case) -> int:
 
 
 def answer(case: Case, workers: int) -> list[object]:
-    """A prompt in wide passes, tokens in narrow ones, drawn, with one split of the context and then with many."""
+    """A prompt in prefill passes, then sampled tokens, first with one split of the context and then with many."""
     model = random_model(case)
     target = EmulatedTarget(model.config, model.weights, workers)
     tokens, _ = target.run(Request(model.tokens[:29], 0, 40, frozenset(), DRAWN, logprobs=2))

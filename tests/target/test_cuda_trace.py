@@ -1,4 +1,4 @@
-"""The stamps that the CUDA kernel makes, on threads of this CPU."""
+"""The time stamps that the CUDA kernel records, in the emulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulated GPU instructions: right results, misuse refused with a message, missing synchronisation found."""
+"""The emulated GPU instructions: right results, errors for misuse, and detection of missing synchronisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a GPU is here and not used, one line says so and what to do, on every command that opens a model."""
+"""If a GPU is present but not used, every command that opens a model says why, and what to do, in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of requests keep their places on the device, and a longer one gets a larger place."""
+"""Arrays of requests reuse their device memory, and a longer one gets a larger allocation."""
 
 from __future__ import annotations
 

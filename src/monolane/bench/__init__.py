@@ -1,1 +1,1 @@
-"""Measuring: what the machine gives, what we take of it, and what others take of it, in one run."""
+"""Benchmarks: the read ceiling of a machine, the speed of Monolane, and the speed of other engines, in one run."""

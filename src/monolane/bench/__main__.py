@@ -1,4 +1,4 @@
-"""``python -m monolane.bench``: the benchmarks where only NumPy is installed; ``monolane bench`` asks for the same."""
+"""``python -m monolane.bench``: the benchmarks of ``monolane bench`` without the packages of the command line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from monolane.progress import Silent
 
 
 def main() -> int:
-    asked = _parser().parse_args()
+    arguments = _parser().parse_args()
     try:
-        asked.act(asked)
+        arguments.act(arguments)
     except MonolaneError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -82,60 +82,61 @@ def _add_contexts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
 
 
-def _contexts(asked: argparse.Namespace) -> None:
-    shapes_asked = asked.shape.split(",") if asked.shape else [None]
-    for shape in filter(None, shapes_asked):
+def _contexts(arguments: argparse.Namespace) -> None:
+    shape_names = arguments.shape.split(",") if arguments.shape else [None]
+    for shape in filter(None, shape_names):
         shapes.named(shape)  # before minutes are spent on the others
     sweeps = [
         run.Options(
-            model=asked.model,
+            model=arguments.model,
             shape=shape,
-            device=asked.device,
-            contexts=lengths.parse_lengths(asked.context, "--context"),
-            tokens=asked.tokens,
-            rounds=asked.rounds,
-            out=asked.out,
+            device=arguments.device,
+            contexts=lengths.parse_lengths(arguments.context, "--context"),
+            tokens=arguments.tokens,
+            rounds=arguments.rounds,
+            out=arguments.out,
         )
-        for shape in shapes_asked
+        for shape in shape_names
     ]
     print(show.text([run.sweep(options, Silent(), _say) for options in sweeps]))
 
 
-def _run(asked: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> None:
     options = run.Options(
-        model=asked.model,
-        shape=asked.shape,
-        server=asked.server,
-        api_key=asked.api_key,
-        device=asked.device,
-        workers=asked.workers,
-        contexts=lengths.parse_lengths(asked.context, "--context"),
-        tokens=asked.tokens,
-        rounds=asked.rounds,
-        peers=registry.parse(asked.peers),
-        workflow=asked.workflow,
-        out=asked.out,
-        picture=asked.picture,
+        model=arguments.model,
+        shape=arguments.shape,
+        server=arguments.server,
+        api_key=arguments.api_key,
+        device=arguments.device,
+        workers=arguments.workers,
+        contexts=lengths.parse_lengths(arguments.context, "--context"),
+        tokens=arguments.tokens,
+        rounds=arguments.rounds,
+        peers=registry.parse(arguments.peers),
+        workflow=arguments.workflow,
+        out=arguments.out,
+        picture=arguments.picture,
     )
     results = run.run(options, Silent(), _say)
-    print(json.dumps(results, indent=2) if asked.json else show.text(results))
+    print(json.dumps(results, indent=2) if arguments.json else show.text(results))
 
 
-def _load(asked: argparse.Namespace) -> None:
-    load.run(asked.model, asked.shape, asked.device, asked.out, _say)
+def _load(arguments: argparse.Namespace) -> None:
+    load.run(arguments.model, arguments.shape, arguments.device, arguments.out, _say)
 
 
-def _trace(asked: argparse.Namespace) -> None:
-    config = shapes.named(asked.shape)
-    options = trace_run.Options(asked.tokens, "cuda", None, asked.out, asked.picture)
-    print(trace_run.run(asked.shape, config, shapes.MadeUpWeights(config), options, Silent()))
+def _trace(arguments: argparse.Namespace) -> None:
+    config = shapes.named(arguments.shape)
+    options = trace_run.Options(arguments.tokens, "cuda", None, arguments.out, arguments.picture)
+    print(trace_run.run(arguments.shape, config, shapes.MadeUpWeights(config), options, Silent()))
 
 
-def _draw(asked: argparse.Namespace) -> None:
-    output_path.check(asked.picture, "bench.png")
+def _draw(arguments: argparse.Namespace) -> None:
+    output_path.check(arguments.picture, "bench.png")
     _say(
         picture.draw(
-            [result for result in tables.results(asked.results) if result["model"] == asked.model], asked.picture
+            [result for result in tables.results(arguments.results) if result["model"] == arguments.model],
+            arguments.picture,
         )
     )
 

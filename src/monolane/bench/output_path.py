@@ -1,4 +1,4 @@
-"""Files that a user asks for by name: a name that cannot be is found before anything is measured."""
+"""Output paths that a user gives. They are checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monolane.errors import ResourceError, UsageError
 
 
 def check(path: Path | None, example: str) -> None:
-    """Refuse a name that does not end as the example does, or lies in no folder."""
+    """Refuse a path without the suffix of ``example``, in a folder that does not exist, or that is itself a folder."""
     if path is None:
         return
     ending = Path(example).suffix
@@ -20,7 +20,7 @@ def check(path: Path | None, example: str) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """The whole of it, or nothing."""
+    """Write the whole text, or nothing."""
     try:
         with atomic_write(path) as file:
             file.write(text.encode())

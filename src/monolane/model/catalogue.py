@@ -1,4 +1,4 @@
-"""Models with a short name: where their one file comes from, and the hash that proves it arrived unchanged."""
+"""The models that have a short name: where to fetch the file of each, and its hash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PackagePart:
-    """A piece of a model file inside a wheel on the Python package index."""
+    """A part of a model file inside a wheel on the Python package index."""
 
     package: str
     version: str
@@ -20,7 +20,8 @@ class PackagePart:
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A GGUF file on the hub, and the same bytes, cut into parts, in packages for where the hub is out of reach."""
+    """A GGUF file on the Hugging Face hub, and Python packages with the same bytes, for machines that cannot reach the
+    hub."""
 
     name: str
     description: str
@@ -34,7 +35,7 @@ class NamedModel:
 
 
 def _numbered_parts(package: str, version: str, count: int) -> tuple[PackagePart, ...]:
-    """PACKAGE-part1 … PACKAGE-partN, each with its piece in data/partNN.bin."""
+    """The packages PACKAGE-part1 … PACKAGE-partN, each with its part of the file in data/partNN.bin."""
     module = package.replace("-", "_")
     return tuple(
         PackagePart(f"{package}-part{number}", version, f"{module}_part{number}/data/part{number:02}.bin")

@@ -1,4 +1,4 @@
-"""Turn a conversation into the prompt its model was trained on, by the chat template that came with the model."""
+"""Turns a conversation into a prompt, with the chat template that came with the model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from monolane.model.tokenizer import special_tokens_of
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _BAD_TEMPLATE = "Take the template from the model's own repository, or use plain completion instead of chat."
-_SHOWN = 300  # characters of a foreign error message that we pass on
+_SHOWN = 300  # characters of a template's error message that our message includes
 
 
 class ChatTemplate:
-    """A model's chat template. It is compiled at the first use: a broken one does not get in the way of completion."""
+    """A model's chat template. It is compiled at its first use, so that a broken one does not prevent completion."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        """``special`` gives templates their ``bos_token``, ``eos_token`` and so on."""
+        """``special`` are variables that templates use: ``bos_token``, ``eos_token`` and so on."""
         self._source = source
         self._special = dict(special)
         self._sandbox = Sandbox()
@@ -40,8 +40,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt for ``messages`` as an OpenAI client sends them, special tokens included.
 
-        A message from the "developer" counts as one from the system, the name templates know. ``protect`` may change
-        what strangers wrote, as plain data, just before the template sees it.
+        The role "developer" becomes "system", which is the name that templates know. ``protect`` may change the
+        messages and tools, as plain JSON data, before the template sees them: they are untrusted text.
         """
         variables = {
             **self._special,
@@ -65,7 +65,7 @@ class ChatTemplate:
             raise ModelFileError(
                 f"The model's chat template does what templates must not: {str(error)[:_SHOWN]}", _BAD_TEMPLATE
             ) from error
-        except Exception as error:  # the template is a program: it may fail in any way a program can
+        except Exception as error:  # a template is a program and may raise any exception
             raise ModelFileError(
                 f"The model's chat template failed on this conversation: {type(error).__name__}: {str(error)[:_SHOWN]}",
                 _BAD_TEMPLATE,
@@ -110,7 +110,7 @@ def _source_in_folder(folder: Path, tokenizer_config: Mapping[str, object]) -> s
 
 
 def _plain_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Checked copies of the messages, in the form templates expect: content as text, tool arguments as objects."""
+    """Checked copies of the messages as templates expect them: content as text, tool arguments as objects."""
     if not messages:
         raise UsageError("The conversation is empty.", "Give at least one message with a role and a content.")
     return [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -157,7 +157,7 @@ def _plain_text(content: object, where: str) -> str:
 
 
 def _plain_tool_calls(calls: object, where: str) -> list[object]:
-    """Clients send a call's arguments as JSON in a string; templates write them out as an object."""
+    """Clients send the arguments of a call as a string of JSON; templates expect an object."""
     plain = _plain_json(calls, where)
     if not isinstance(plain, list):
         raise UsageError(f"{where} is not a list.", "Give a list of calls, or leave it out.")
@@ -182,7 +182,7 @@ def _plain_tool_calls(calls: object, where: str) -> list[object]:
 
 
 def _plain_json(value: object, where: str) -> object:
-    """A deep copy made of nothing but JSON's own types."""
+    """A deep copy that consists of JSON's types only."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:

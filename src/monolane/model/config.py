@@ -1,4 +1,4 @@
-"""What a decoder-only transformer is, independent of the file it came from and of the machine it runs on."""
+"""The description of a decoder-only transformer, independent of its file format and of the hardware."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 class Rope:
     """Rotary position embedding over the two halves of a head.
 
-    ``factors`` divides the frequency of each pair (Llama 3 scaling, linear scaling, a GGUF file's
-    ``rope_freqs``); None leaves them as they are.
+    The frequency of each pair is divided by its number in ``factors`` (Llama 3 scaling, linear scaling, the
+    ``rope_freqs`` of a GGUF file); None leaves the frequencies unscaled.
     """
 
     theta: float

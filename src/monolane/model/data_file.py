@@ -1,4 +1,4 @@
-"""A file read at any offset. Nothing is mapped, so a model's file never counts as this process's memory."""
+"""A file that is read at any offset. It is not mapped, so a model's file never counts as memory of this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from monolane.errors import ModelFileError
 
 
 class DataFile:
-    """An open file, readable from several threads at once. It closes with its last reference."""
+    """An open file that several threads may read at once. It is closed with its last reference."""
 
     def __init__(self, path: Path) -> None:
         try:
-            # Without waiting: a pipe of that name would otherwise block until somebody writes to it.
+            # O_NONBLOCK: if the path is a pipe, opening it would otherwise block until another process writes to it.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -33,8 +33,8 @@ class DataFile:
             raise ModelFileError(f"{path} is not a file.", "Check the path, or fetch the model again.")
         self.path = path
         self.size = status.st_size
-        # Tools set a file's modification time as they like (package managers give every file the same); the time of its
-        # last change (ctime) is the file system's own, and a file put in another's place has a number of its own.
+        # The modification time alone is not enough, because tools set it (package managers give every file the same).
+        # The file system itself sets the ctime, and a file that replaces another one has another inode number.
         self.version = (self.size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def __enter__(self) -> DataFile:
@@ -72,7 +72,7 @@ class DataFile:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something is at this path that we may look at; never an error."""
+    """Whether the path exists and is accessible; never raises."""
     return os.access(path, os.F_OK)
 
 

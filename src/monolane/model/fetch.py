@@ -1,4 +1,4 @@
-"""From what a user typed to files on the disk: a path, a model's short name, or an id on the hub."""
+"""Finds the files of the model that a user names by a path, a short name or a hub id, and fetches them if needed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 class Source(Protocol):
-    """A place that has the file of a named model. ``folder`` is where it may keep what survives an interruption."""
+    """A place that has the files of named models."""
 
     name: str
-    folder: str
+    folder: str  # name of the folder for partial downloads, which are kept after an interruption
 
     def fetch(self, model: NamedModel, into: Path, progress: Progress) -> Path:
-        """The whole file, somewhere in the folder ``into``; FetchError with the reason where that is not possible."""
+        """Fetch the whole file into the folder ``into`` and return its path; FetchError with the reason on failure."""
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model we know by name or have on the disk. ``path`` is None while it has not been fetched."""
+    """A model of the catalogue, or another one in the cache. ``path`` is None if it has not been fetched."""
 
     name: str
     description: str
@@ -42,7 +42,7 @@ class ModelEntry:
 
 
 def resolve(spec: str, progress: Progress | None = None) -> Path:
-    """The folder or .gguf file of a model, fetched first where that is needed."""
+    """The folder or .gguf file of a model, which is fetched if it is not on the disk."""
     progress = progress or Silent()
     if (local := _local(spec)) is not None:
         return local
@@ -69,7 +69,7 @@ def describe_models() -> list[ModelEntry]:
 
 
 def fetch_named(model: NamedModel, progress: Progress, sources: Sequence[Source]) -> Path:
-    """The file of a named model, from the first source that delivers exactly the bytes the catalogue promises."""
+    """The file of a named model, from the first source whose file has the hash of the catalogue."""
     final = _named_path(model)
     if _is_complete(final, model):
         return final
@@ -101,7 +101,7 @@ def fetch_named(model: NamedModel, progress: Progress, sources: Sequence[Source]
 
 
 def fetch_folder(repo: str, progress: Progress, hub: Hub) -> Path:
-    """The folder of a model on the hub. It gets its name when it is complete."""
+    """The folder of a model on the hub. It is renamed to its final name when it is complete."""
     final = cache_folder("models") / "hub" / repo.replace("/", "--")
     if final.is_dir():
         return final
@@ -111,7 +111,7 @@ def fetch_folder(repo: str, progress: Progress, hub: Hub) -> Path:
             return final
         try:
             repository = hub.open(repo)
-            # Another commit may have other bytes under the same names: its files are kept apart.
+            # Files of the same name may differ between commits, so each commit has its own folder.
             into = make_folder(work / repository.commit)
             download_folder(hub, repository, into, progress)
         except FetchError as error:
@@ -128,13 +128,13 @@ def fetch_folder(repo: str, progress: Progress, hub: Hub) -> Path:
 
 
 def _local(spec: str) -> Path | None:
-    """What ``spec`` names on this disk, if anything."""
+    """The folder or .gguf file that ``spec`` is the path of; None where there is none."""
     if not spec.strip():
         raise UsageError("The name of the model is empty.", _accepted(spec))
     try:
         path = Path(spec).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
-    except (OSError, RuntimeError):  # too long for a path, no permission to look, no such home
+    except (OSError, RuntimeError):  # the path is too long, permission is denied, or there is no such home folder
         return None
     if is_file and path.suffix.lower() != ".gguf":
         raise UsageError(
@@ -158,7 +158,7 @@ def _named_path(model: NamedModel) -> Path:
 
 
 def _is_complete(path: Path, model: NamedModel) -> bool:
-    """Only a verified file ever gets this name; the size catches one that was cut afterwards."""
+    """Only verified files get this name. The size is checked in case the file was truncated afterwards."""
     return path.is_file() and path.stat().st_size == model.size_bytes
 
 
@@ -166,13 +166,13 @@ def _verify(file: Path, model: NamedModel, into: Path, progress: Progress) -> No
     with bar(progress, model.size_bytes, f"Verifying {model.name}"):
         actual = sha256_of(file, progress)
     if actual != model.sha256:
-        shutil.rmtree(into, ignore_errors=True)  # which part is bad cannot be known
+        shutil.rmtree(into, ignore_errors=True)  # all of it: which part is wrong is unknown
         raise FetchError(f"the file is not the expected one and was removed: SHA-256 {actual}, expected {model.sha256}")
 
 
 @contextmanager
 def _alone(work: Path, what: str, progress: Progress) -> Iterator[None]:
-    """One process at a time fetches a model; the next one waits and then finds it done."""
+    """Holds a lock, so that one process at a time fetches a model; the others wait and then find it fetched."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(work.with_suffix(".lock"))

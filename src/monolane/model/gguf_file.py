@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata, and where each tensor lies. Every count is checked before it is used."""
+"""Reads the header of a GGUF file: metadata and the location of each tensor. Every count is checked before use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monolane.model.tensors import BF16, F16, F32, Format, RawBytes, StoredTenso
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 
-# Far above what any model has. A vocabulary of 262,144 entries makes a header of about 16 MB.
+# Limits that no model exceeds. A vocabulary of 262,144 entries makes a header of about 16 MB.
 _HEADER_LIMIT = 128 << 20  # bytes
 _ENTRIES_LIMIT = 1 << 16  # metadata keys; tensors
 _ARRAY_LIMIT = 1 << 23  # elements
@@ -28,7 +28,7 @@ _ALIGNMENT_LIMIT = 1 << 16  # bytes
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 
-# The block formats that are widened; the names are those of the gguf package.
+# The block formats that can be read, by their names in the gguf package.
 _READ_FORMATS = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
 
 
@@ -87,7 +87,7 @@ class _TensorInfo:
 
 
 class _Reader:
-    """Reads a header from front to back, fetching more of the file as it goes."""
+    """Reads a header sequentially, and more of the file as needed."""
 
     def __init__(self, file: DataFile) -> None:
         self.position = 0
@@ -109,7 +109,7 @@ class _Reader:
         return value
 
     def count(self, code: str, limit: int, bytes_each: int) -> int:
-        """How many things follow, each of which takes at least ``bytes_each`` bytes of the file."""
+        """Read a number of entries and check it: each entry has at least ``bytes_each`` bytes in the file."""
         count = self.scalar(code)
         if count > limit or count * bytes_each > self._size - self.position:
             raise self.damaged(f"it claims {count} entries at byte {self.position}")
@@ -133,7 +133,7 @@ class _Reader:
 
     def tensor_info(self, name: str) -> _TensorInfo:
         dimensions = self.count("I", _DIMENSIONS_LIMIT, bytes_each=8)
-        shape = struct.unpack(f"<{dimensions}Q", self.take(8 * dimensions))[::-1]  # stored innermost first
+        shape = struct.unpack(f"<{dimensions}Q", self.take(8 * dimensions))[::-1]  # the file has the innermost first
         kind, offset = self.scalar("I"), self.scalar("Q")
         format = _formats().get(kind)
         if format is None:
@@ -141,7 +141,7 @@ class _Reader:
                 f"{self._file.path}: the tensor {name!r} is stored as type {kind}, which is unknown.",
                 "Use a GGUF file in another format.",
             )
-        # As all of it must lie in the file, this also bounds the product.
+        # The product of the dimensions is bounded later, when check_layout compares the tensor with the file's size.
         if not shape or 0 in shape or max(shape) > 1 << 40 or shape[-1] % format.block:
             raise self.damaged(f"the shape {list(shape)} of {name!r} makes no sense for {format.name}")
         return _TensorInfo(shape, format, offset)
@@ -161,7 +161,7 @@ class _Reader:
         return list(values.tolist())
 
     def _strings(self, count: int) -> list[object]:
-        """Like ``string`` so many times, but fast: vocabularies have hundreds of thousands."""
+        """Read ``count`` strings, faster than ``string`` does: vocabularies have hundreds of thousands."""
         result: list[object] = []
         append, unpack = result.append, struct.Struct("<Q").unpack_from
         position, buffer = self.position, self._buffer
@@ -184,18 +184,18 @@ class _Reader:
             self._fetch(self.position + length)
 
     def _fetch(self, stop: int) -> bytes:
-        """Have at least the first ``stop`` bytes of the file at hand."""
+        """Extend the buffer to at least the first ``stop`` bytes of the file."""
         if stop > self._size:
             raise self.damaged(f"its header does not end within {self._size} bytes")
         have = len(self._buffer)
-        # Twice as much each time, so that the copies stay a fraction of the work.
+        # The buffer doubles each time, so that copying it stays a small part of the work.
         self._buffer += self._file.read(have, min(max(stop, 2 * have, 1 << 16), self._size) - have)
         return self._buffer
 
 
 @functools.cache
 def _formats() -> dict[int, Format]:
-    """Every type of number the gguf package knows, by its number in files."""
+    """All tensor types of the gguf package, by their number in files."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -1,7 +1,7 @@
-"""Build a tokenizer from the ``tokenizer.ggml.*`` metadata of a GGUF file.
+"""Builds a tokenizer from the ``tokenizer.ggml.*`` metadata of a GGUF file.
 
-Two kinds exist among the families we run: ``gpt2`` (byte-level BPE with its merges written out, and the name of the
-rule that cuts a text into words) and ``llama`` (SentencePiece BPE, where tokens have scores and merges are not given).
+The supported families have two kinds: ``gpt2`` is byte-level BPE with a list of merges and the name of a pre-tokenizer,
+and ``llama`` is SentencePiece BPE, with scores of tokens instead of merges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEY = "tokenizer.ggml."
 _REFETCH = "The file is damaged or was converted wrongly: fetch it again, or take another conversion of the model."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # values of token_type; 5 is unused, 6 a single byte
 
-# Rebuilding merges tries every way to cut a token in two, so the length of a token (characters) must have a bound.
+# Characters. The merges of a SentencePiece vocabulary are found by splitting each token at every position.
 _LONGEST_SCORED_TOKEN = 1024
 
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
@@ -30,14 +30,15 @@ _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "paddi
 
 @dataclass(frozen=True)
 class _Words:
-    """How a byte-level vocabulary cuts a text into words before merging inside each."""
+    """A pre-tokenizer of byte-level BPE: how a text is split into words, within which tokens are merged."""
 
-    patterns: tuple[
-        str, ...
-    ]  # applied one after the other; what a pattern matches is a word, and so is what is between
-    nfc: bool = False  # compose characters first
-    whole_words: bool = False  # a word that is a token is taken as it is, whatever its merges
-    add_bos: bool = False  # unless the file says otherwise
+    # Applied one after the other. Each match of a pattern is a word, and so is the text between two matches.
+    patterns: tuple[str, ...]
+    nfc: bool = False  # the text is normalised to NFC first
+    whole_words: bool = (
+        False  # a word that is in the vocabulary becomes that token, whatever the merges (ignore_merges)
+    )
+    add_bos: bool = False  # the default where the file has no add_bos_token
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -52,7 +53,7 @@ _TEKKEN = (
 )
 
 _WORDS = {
-    # Files from before the rule was recorded; what readers agreed on for them.
+    # For older files that do not name their pre-tokenizer: what other readers use for these.
     "default": _Words((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "gpt-2": _Words((_GPT2,)),
     "smollm": _Words((r"\p{N}", _GPT2)),
@@ -86,7 +87,7 @@ class _Vocabulary:
 
 
 def build_from_gguf(metadata: Mapping[str, object]) -> tuple[tokenizers.Tokenizer, dict[str, str], bool, bool]:
-    """The tokenizer, its special tokens by role, and whether a text begins with BOS and ends with EOS."""
+    """The tokenizer, its special tokens by role, and whether ``encode`` adds BOS and EOS."""
     kind = metadata.get(_KEY + "model")
     if kind is None:
         raise ModelFileError("The GGUF file carries no tokenizer (tokenizer.ggml.model is missing).", _REFETCH)
@@ -148,9 +149,11 @@ def _sentencepiece(vocabulary: _Vocabulary, scores: list[float], space_prefix: b
 
 
 def _merges_from_scores(vocabulary: _Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
-    """SentencePiece merges the neighbours whose union has the best score: every cut of a token into two tokens is
-    such a merge, best score first. Of the cuts of one token the longest left half goes first, which merges a run of
-    equal characters from the left."""
+    """The merges that reproduce SentencePiece, which always merges the two neighbours whose union has the best score.
+
+    Every split of a token into two tokens is a merge; those of the best score come first. Of the splits of one token,
+    that with the longest left part comes first, so that a run of equal characters is merged from the left.
+    """
     normal = {t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == _NORMAL}
     ranked: list[tuple[float, int, int, str, str]] = []
     for token_id, (token, score) in enumerate(zip(vocabulary.tokens, scores, strict=True)):
@@ -166,8 +169,8 @@ def _merges_from_scores(vocabulary: _Vocabulary, scores: list[float]) -> list[tu
 
 
 def _mark_special(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary, roles: dict[str, str]) -> None:
-    """Have control and user-defined tokens recognised in a text before anything else looks at it."""
-    ends = {roles.get("bos_token"), roles.get("eos_token")}  # some converters forget to mark these
+    """Register control and user-defined tokens, so that they are recognised in a text before pre-tokenization."""
+    ends = {roles.get("bos_token"), roles.get("eos_token")}  # some converters do not mark these as control tokens
     control, user_defined = [], []
     for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
         if kind in (_CONTROL, _UNKNOWN) or token in ends:

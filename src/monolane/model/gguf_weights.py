@@ -1,4 +1,4 @@
-"""A model in a GGUF file: its config, its weights, and the metadata the tokenizer is in."""
+"""Opens a GGUF file: its config, its weights, and its metadata, which contain the tokenizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_gguf(path: Path, progress: Progress | None = None) -> tuple[ModelConfig
 
 
 def _vocab(header: GgufHeader, path: Path) -> int:
-    """Rows of the embedding: the one place every file has the size of its vocabulary in."""
+    """The size of the vocabulary: the number of rows of the embedding, which every file has."""
     embedding = header.tensors.get(gguf_name("embed"))
     if embedding is None or embedding.shape[0] > VOCAB_LIMIT:
         raise ModelFileError(

@@ -1,4 +1,4 @@
-"""Files from the Hugging Face hub: listed, checked, and downloaded so that an interruption costs nothing twice."""
+"""Lists, downloads and verifies files of the Hugging Face hub. An interrupted download is resumed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from monolane.errors import FetchError, MonolaneError, UnsupportedModelError
 from monolane.model.catalogue import NamedModel
 from monolane.progress import Progress, bar
 
-# The first question decides whether the hub is there at all; then a stalled transfer is given a little longer.
-REACH_SECONDS = 4.0
-STALL_SECONDS = 15.0
+REACH_SECONDS = 4.0  # timeout of the first request, which shows whether the hub can be reached
+STALL_SECONDS = 15.0  # timeout of a download that no longer delivers bytes
 
-# Weights as safetensors only: other formats are code in disguise. No repository's .py is ever wanted.
+# Weights are fetched as safetensors only, because pickle files can contain code. No .py file is ever fetched.
 WANTED = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|chat_template\.jinja"
     r"|model\.safetensors\.index\.json|model[\w.-]*\.safetensors"
@@ -27,11 +26,11 @@ WANTED = re.compile(
 
 @dataclass(frozen=True)
 class HubFile:
-    """``sha256`` is known for large files only."""
+    """One file of a repository."""
 
     name: str
     size_bytes: int
-    sha256: str | None
+    sha256: str | None  # None for small files, which the hub does not keep in LFS
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,13 @@ class Repository:
 
 
 class Hub:
-    """The hub at ``endpoint``; None is the one that huggingface_hub is set up for."""
+    """The hub at ``endpoint``; None is the default of huggingface_hub."""
 
     def __init__(self, endpoint: str | None = None) -> None:
         self._endpoint = endpoint
 
     def open(self, repo: str) -> Repository:
-        """Ask what a repository holds. Costs a few seconds at most where the hub cannot be reached."""
+        """List the files of a repository. Fails after a few seconds if the hub cannot be reached."""
         from huggingface_hub import HfApi
 
         with _hub_errors(repo):
@@ -63,7 +62,7 @@ class Hub:
         return Repository(repo, info.sha or "main", files)
 
     def download(self, repository: Repository, file: HubFile, path: Path, progress: Progress) -> None:
-        """Bring a file to ``path``, going on where an earlier try ended, and again while every try brings bytes."""
+        """Download a file to ``path``, or the rest of it; retries as long as each try delivers bytes."""
         progress.advance(min(_size(path), file.size_bytes))
         while (before := _size(path)) < file.size_bytes:
             failure = FetchError(f"{file.name} ends after {before:,} of {file.size_bytes:,} bytes")
@@ -86,7 +85,7 @@ class Hub:
         start = _size(path)
         headers = {"Range": f"bytes={start}-", "Accept-Encoding": "identity"}
         if token := get_token():
-            headers["Authorization"] = f"Bearer {token}"  # the client drops it where a redirect leaves the hub
+            headers["Authorization"] = f"Bearer {token}"  # the HTTP client drops it on a redirect to another host
         with (
             _hub_errors(repository.repo),
             get_session().stream("GET", url, headers=headers, timeout=STALL_SECONDS, follow_redirects=True) as response,
@@ -101,12 +100,12 @@ class Hub:
                     output.write(block)
                     progress.advance(len(block))
                     room -= len(block)
-                    if room < 0:  # the caller says so; here we only refuse to fill the disk
+                    if room < 0:  # longer than announced: do not fill the disk; the caller raises the error
                         return
 
 
 class HubSource:
-    """A named model's own file on the hub."""
+    """The source of named models that fetches their files from the hub."""
 
     name = "Hugging Face hub"
     folder = "hub"
@@ -129,7 +128,7 @@ class HubSource:
 
 
 def wanted_files(repository: Repository) -> list[HubFile]:
-    """What we need of a repository; an error where it is not a model that we can read."""
+    """The files of a repository that a model needs; raises if the repository is not such a model."""
     files = [file for file in repository.files if WANTED.fullmatch(file.name)]
     names = {file.name for file in files}
     missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
@@ -145,7 +144,7 @@ def wanted_files(repository: Repository) -> list[HubFile]:
 
 
 def download_folder(hub: Hub, repository: Repository, into: Path, progress: Progress) -> None:
-    """Bring everything we need of a repository into a folder, each file checked against what the hub says of it."""
+    """Download the files that a model needs into a folder, and check each against the size and hash of the hub."""
     files = wanted_files(repository)
     total = sum(file.size_bytes for file in files)
     require_disk_space(into, total - sum(_size(into / file.name) for file in files), repository.repo)
@@ -165,7 +164,7 @@ def download_folder(hub: Hub, repository: Repository, into: Path, progress: Prog
 
 @contextmanager
 def _hub_errors(repo: str) -> Iterator[None]:
-    """Say in one line why the hub did not do what we asked."""
+    """Turn the errors of huggingface_hub into a FetchError with one line of explanation."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
     try:
@@ -181,7 +180,7 @@ def _hub_errors(repo: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise FetchError(f"the hub answered with an error: {_first_line(error)}") from error
     except Exception as error:
-        # The library has changed its HTTP client more than once, and with it the class of its connection errors.
+        # Connection errors. Their class depends on the HTTP client, which huggingface_hub has changed more than once.
         if isinstance(error, OSError) and error.errno not in (None, errno.ECONNRESET, errno.ECONNREFUSED):
             raise
         raise FetchError(f"the connection failed ({type(error).__name__}: {_first_line(error)})") from error

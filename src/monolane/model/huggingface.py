@@ -1,4 +1,4 @@
-"""A Hugging Face folder: config.json and safetensors, in one file or in shards."""
+"""Opens a Hugging Face folder: config.json, and safetensors in one file or in shards."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from monolane.progress import Progress
 _CONFIG = "config.json"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_COMPARED = 1 << 20  # elements of two matrices at a time
+_COMPARED = 1 << 20  # elements of each of two matrices that are compared at a time
 
 
 def read_folder_config(folder: Path, progress: Progress | None = None) -> ModelConfig:
-    """The config of a folder. Nothing but ``config.json`` needs to be there."""
+    """The config of a folder, which needs to contain ``config.json`` only."""
     return _config(_settings(folder), progress)
 
 
@@ -42,12 +42,12 @@ def open_folder(folder: Path, progress: Progress | None = None) -> tuple[ModelCo
         raise _no_weights(folder)
     embed, head = huggingface_name("embed"), huggingface_name("head")
     if not settings.has("tie_word_embeddings") and head not in tensors:
-        config = replace(config, tied=True)  # said nowhere else
+        config = replace(config, tied=True)  # a missing head is the only sign that it is tied
     if config.tied and embed not in tensors and head in tensors:
-        tensors[embed] = tensors[head]  # one matrix, saved under its other name
+        tensors[embed] = tensors[head]  # the one matrix was saved under the name of the head
     weights = StoredWeights(tensors, huggingface_name)
     if config.tied and head in tensors:
-        # The files count, not the config: a head that differs from the embedding was trained apart from it.
+        # The files decide, not the config: a head that differs from the embedding is not tied.
         config = replace(config, tied=_same_matrix(weights, "embed", "head"))
     return config, weights
 
@@ -69,7 +69,7 @@ def _config(settings: Settings, progress: Progress | None) -> ModelConfig:
 
 
 def _same_matrix(weights: StoredWeights, one: str, other: str) -> bool:
-    """Whether two matrices are the same numbers as bf16. They are read in pieces, up to the first difference."""
+    """Whether two matrices are equal as bf16. They are read in parts, up to the first difference."""
     shape = weights.shape(one)
     if shape != weights.shape(other) or len(shape) != 2:
         return False
@@ -82,19 +82,19 @@ def _same_matrix(weights: StoredWeights, one: str, other: str) -> bool:
 
 
 def _read_shards(folder: Path) -> dict[str, StoredTensor]:
-    """The shards an index lists, and each tensor from the shard the index says it is in."""
+    """The tensors of all shards that the index lists, each from the shard that the index names for it."""
     index = folder / _INDEX
-    places = read_json_object(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise ModelFileError(f"{index} has no weight_map from tensors to files.", "It is damaged; fetch it again.")
     stored = {}
-    for shard in sorted(set(places.values())):
-        # A plain name: an index must not be able to point outside its folder.
+    for shard in sorted(set(weight_map.values())):
+        # Only a plain file name is accepted: an index must not point outside its folder.
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ModelFileError(f"{index} names the file {shard!r}.", "It must be a .safetensors file in the folder.")
         stored[shard] = read_safetensors(DataFile(folder / shard))
     tensors = {}
-    for name, shard in places.items():
+    for name, shard in weight_map.items():
         if name not in stored[shard]:
             raise ModelFileError(
                 f"{folder / shard} has no tensor {name!r}, which {_INDEX} says is there.",

@@ -1,4 +1,4 @@
-"""JSON from files nobody vouches for: bounded in size, objects only, no key twice."""
+"""Reads JSON objects from untrusted files: bounded in size, and without duplicate keys."""
 
 from __future__ import annotations
 

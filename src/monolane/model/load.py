@@ -1,4 +1,4 @@
-"""A model from a path: everything a program needs to be built for it and to talk to it."""
+"""Loads a model from a path: config, weights, tokenizer, chat template and stop tokens."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from monolane.model.tokenizer import Tokenizer
 from monolane.model.weights import Weights, check_weights
 from monolane.progress import Progress
 
-# Where an answer ends in the chat formats of our families. A GGUF file names one end only, and often not this one.
+# The tokens that end an answer in the chat formats of the supported families. A GGUF file often names another one.
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model whose config, weights and tokenizer were found to belong together. No weights are in memory yet."""
+    """A model whose config, weights and tokenizer fit each other. No weights are in memory yet."""
 
     name: str
     path: Path
@@ -36,12 +36,13 @@ class Model:
 
 
 def load_model(path: Path, progress: Progress | None = None) -> Model:
-    """The model in a Hugging Face folder or a GGUF file. ``progress`` is told what of its config nobody reads."""
+    """The model in a Hugging Face folder or a GGUF file. ``progress`` gets a note on keys of the config that are
+    ignored."""
     return _load_gguf(path, progress) if _is_gguf(path) else _load_folder(path, progress)
 
 
 def load_config(path: Path, progress: Progress | None = None) -> ModelConfig:
-    """The config alone; of a folder, ``config.json`` is all that needs to be there."""
+    """The config alone; a folder needs to contain ``config.json`` only."""
     if _is_gguf(path):
         return open_gguf(path, progress)[0]
     if any(path.glob("*.safetensors")):
@@ -74,10 +75,10 @@ def _load_folder(folder: Path, progress: Progress | None) -> Model:
 
 
 def _folder_ends(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> set[int]:
-    """The end tokens of ``generation_config.json``; where it names none, those of ``config.json``; or the tokenizer's.
+    """The stop tokens of ``generation_config.json``, or else of ``config.json``, or else of the tokenizer.
 
-    The first that names any has the last word, as in transformers: a fine-tuned model's ``config.json`` often still
-    has the end token of the model it was made from.
+    Only the first that has any is used, as in transformers: the ``config.json`` of a fine-tuned model often still has
+    the end token of its base model.
     """
     for name in ("generation_config.json", "config.json"):
         found = _read_if_there(folder / name).get("eos_token_id")
@@ -114,7 +115,7 @@ def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> 
 
 
 def _checked_ids(values: Iterable[object], config: ModelConfig, path: Path) -> set[int]:
-    """The token ids among the values; None stands for none."""
+    """The values as token ids, without None; raises for a value that is not a token of the model."""
     ids: set[int] = set()
     for value in values:
         if value is None:

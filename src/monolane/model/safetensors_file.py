@@ -1,4 +1,4 @@
-"""The header of a safetensors file: where each tensor lies. Trusted in nothing, every number is checked."""
+"""Reads the header of a safetensors file: the location of each tensor. Every number is checked before it is used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monolane.model.tensors import BF16, F16, F32, Format, StoredTensor, check_l
 _HEADER_LIMIT = 100_000_000
 _LENGTH_BYTES = 8
 
-# The size of every type is known, so that a file's layout can be checked; buffers in other types are not read.
+# All types of the format, because the layout check needs their sizes. Only BF16, F16 and F32 tensors can be read.
 _FORMATS = {format.name: format for format in (BF16, F16, F32)} | {
     name: Format(name, 1, size, None)
     for name, size in {
@@ -44,7 +44,7 @@ def _tensor(file: DataFile, data_start: int, name: str, entry: object) -> Stored
     format = _FORMATS.get(dtype) if isinstance(dtype, str) else None
     if format is None:
         raise _damaged(file, f"the type {dtype!r} of {name!r} is unknown")
-    # No tensor has more than a handful of dimensions; a longer list would only make a number of many digits.
+    # No tensor has more than 8 dimensions; the product of a longer list could be a huge number.
     if not _are_sizes(shape) or len(shape) > 8 or not _are_sizes(offsets) or len(offsets) != 2:
         raise _damaged(file, f"the shape or the offsets of {name!r} make no sense")
     start, stop = offsets

@@ -1,4 +1,4 @@
-"""Reading a config's keys with their types and limits checked, so that no wild number leaves this room."""
+"""Reads the keys of a config and checks their types and limits, so that no unchecked number is used elsewhere."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from monolane.errors import ModelFileError
 _HINT = "The file is damaged or of a kind this program does not know; fetch it again."
 _SHOWN = 80  # characters of a value in a message
 
-# Numbers reach the kernels in fp32, where a smaller one would be zero and a larger one infinite.
+# Numbers are fp32 in the kernels, where a smaller one would be zero and a larger one infinite.
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of one file. A key that is null counts as absent; ``prefix`` stands before every key asked for.
-
-    ``asked`` gathers every key that somebody wanted to know: what it lacks, nobody reads (see families/keys.py).
-    """
+    """The keys and values of one file. A key whose value is null counts as absent."""
 
     values: Mapping[str, object]
-    source: str
-    prefix: str = ""
-    asked: set[str] = field(default_factory=set, compare=False)
+    source: str  # names the file in messages
+    prefix: str = ""  # put before every key that is read
+    asked: set[str] = field(default_factory=set, compare=False)  # all keys that were read; see families/keys.py
 
     def has(self, key: str) -> bool:
-        """Whether the key is there at all, null or not."""
+        """Whether the key is present, even if its value is null."""
         self.asked.add(self.prefix + key)
         return self.prefix + key in self.values
 
@@ -45,7 +42,7 @@ class Settings:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number above zero that fp32 can hold."""
+        """A number above zero that fp32 can represent."""
         value = self._present(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not _SMALLEST <= value <= _LARGEST:
             raise self.wrong(key, f"a number above zero, from {_SMALLEST:.1e} to {_LARGEST:.1e}")
@@ -64,7 +61,7 @@ class Settings:
         return value
 
     def wrong(self, key: str, wanted: str) -> ModelFileError:
-        """The error to raise for a key whose value is not what was wanted."""
+        """The error for a key whose value should be ``wanted`` and is not."""
         found = shown(self.get(key))
         return ModelFileError(f"{self.source}: {self.prefix}{key} should be {wanted}, but is {found}.", _HINT)
 
@@ -77,6 +74,6 @@ class Settings:
 
 
 def shown(value: object) -> str:
-    """A value from a file as a message shows it: files may hold numbers of 4,000 digits and texts of any length."""
+    """A value from a file, shortened for a message: files may have numbers of 4,000 digits and texts of any length."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -1,4 +1,4 @@
-"""How a vocabulary spells bytes: the step from a token's string to the piece of UTF-8 it stands for."""
+"""Turns the string of a token in a vocabulary into the bytes of UTF-8 that it stands for."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class Spelling:
-    """The rule of one vocabulary, read from the decoder in its tokenizer.json."""
+    """How one vocabulary represents bytes, read from the decoder in its tokenizer.json."""
 
-    byte_level: bool = False  # one printable character per byte, as GPT-2 introduced
+    byte_level: bool = False  # one printable character per byte, as in GPT-2
     byte_fallback: bool = False  # "<0x0A>" is the byte 10, as in SentencePiece
     replacements: tuple[tuple[str, str], ...] = ()
-    leading_spaces: int = 0  # spaces that encoding puts before a text and decoding takes away again
+    leading_spaces: int = 0  # spaces that encoding adds before a text and decoding removes
 
     @classmethod
     def of_decoder(cls, decoder: Any) -> Spelling:
-        """Understand a decoder of the ``tokenizers`` library."""
+        """Read the steps of a decoder of the ``tokenizers`` library."""
         if decoder is None:
             raise UnsupportedModelError("The tokenizer has no decoder, so its tokens cannot be turned into text.")
         rule: dict[str, Any] = {}
@@ -52,7 +52,7 @@ class Spelling:
         if self.byte_level:
             try:
                 return bytes([_BYTE_OF_CHARACTER[character] for character in token])
-            except KeyError:  # a literal among the spelled ones, such as an unused "[PAD 1]"
+            except KeyError:  # a token that is plain text, such as an unused "[PAD 1]"
                 return token.encode("utf-8")
         if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
@@ -70,7 +70,7 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Printable Latin-1 bytes stand for themselves; the others, in order, take the characters from U+0100 on."""
+    """Printable Latin-1 bytes are their own characters; the others are, in order, the characters from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

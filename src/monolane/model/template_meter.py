@@ -1,6 +1,8 @@
-"""What a chat template may use of time and memory: every value is paid for, before it is made where it may be large.
+"""Limits the time and memory of a chat template. The meter has a budget of bytes, and every value is paid from it; a
+value that may be large is paid for before it is made.
 
-Prices are bytes of memory, rounded up: what is paid for and still within the limit can be held all at once.
+A price is an upper bound of the value's bytes in memory, and nothing is paid back. So all values of a rendering
+together never need more memory than the budget.
 """
 
 from __future__ import annotations
@@ -33,27 +35,28 @@ from markupsafe import Markup, escape
 
 MAX_MADE = 256 << 20  # bytes of all values made during one rendering
 MAX_SECONDS = 5.0  # a real template takes milliseconds
-OBJECT_BYTES = 64  # of any object, with the place that holds it
+OBJECT_BYTES = 64  # of any object, including the reference to it
 _MAX_NUMBER_BITS = 256
 _MAX_INDENT = 16
-# How many times its bytes a text may grow: in other letter case ("ΐ" has three letters as a capital), when escaped for
-# HTML ("&#39;"), as JSON ("\\u0000"), and as Python writes it within a list ("\\U000e0001").
+# The largest factors by which a text may grow: by a change of case ("ΐ" has three letters as a capital), escaped for
+# HTML ("&#39;"), as JSON ("\\u0000"), and by repr within a list ("\\U000e0001").
 _CASE, _HTML, _JSON, _WRITTEN = 3, 5, 6, 10
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 class LimitError(Exception):
-    """The template asked for more time or memory than any real one needs."""
+    """The template exceeds a limit on time or memory that no real template needs."""
 
 
 class Meter:
-    """What one rendering may still use."""
+    """The remaining budget of one rendering."""
 
     def __init__(self) -> None:
         self._left = MAX_MADE
         self._deadline = time.monotonic() + MAX_SECONDS
 
     def pay(self, size: int) -> None:
+        """Take bytes from the budget; raises if it or the time is used up."""
         self._left -= size
         if self._left < 0:
             raise LimitError("it makes too much data")
@@ -61,7 +64,7 @@ class Meter:
             raise LimitError(f"it runs for more than {MAX_SECONDS:g} seconds")
 
     def pay_for(self, value: object, times: int = 1) -> None:
-        """Pay for a value and everything in it; what occurs twice in it counts twice, as it would when printed."""
+        """Pay for a value and everything in it. An object that occurs twice in it counts twice, as when printed."""
         open_parts: list[Iterator[object]] = [iter((value,))]
         while open_parts:
             for part in open_parts[-1]:
@@ -81,12 +84,12 @@ METER: ContextVar[Meter] = ContextVar("meter of the rendering in progress")
 
 
 def text_bytes(*texts: str) -> int:
-    """Of texts that become one; one letter beyond ASCII may make all of it wide."""
+    """The bytes of the concatenation of these texts. A character beyond ASCII may make every character 4 bytes wide."""
     return sum(map(len, texts)) * (1 if all(text.isascii() for text in texts) else 4)
 
 
 def text_of(value: object) -> str:
-    """What ``str`` makes of a value."""
+    """``str(value)``, paid for before it is made."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict | list | tuple | MappingView):
@@ -101,7 +104,7 @@ def paid_items(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def paid_list(items: Iterable[Any]) -> list[Any]:
-    if isinstance(items, str):  # its letters
+    if isinstance(items, str):  # a list of its characters
         METER.get().pay((OBJECT_BYTES + text_bytes("\u0100")) * len(items))
         return list(items)
     return list(paid_items(items))
@@ -128,7 +131,8 @@ def pay_for_sum(left: Any, right: Any) -> None:
 
 
 def pay_for_call(text: str, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """Pay for a string method that makes more than it is given. Returns the arguments, no longer lazy."""
+    """Pay for the result of a string method that may be larger than its input. Returns the arguments, with a list in
+    place of an iterator."""
     meter, growth = METER.get(), _HTML if isinstance(text, Markup) else 1
     match method, args:
         case "replace", (str(old), str(new), *_):
@@ -151,7 +155,8 @@ def pay_for_call(text: str, method: str, args: tuple[Any, ...], options: dict[st
     return args
 
 
-# Filters take the context, though most do not need it: it keeps Jinja from running them while it compiles, unmetered.
+# All filters take the context, although most do not need it: Jinja then does not evaluate them at compile time, when no
+# meter is active.
 
 
 @pass_context
@@ -209,7 +214,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON for a model to read, so without the HTML escapes of Jinja's own filter."""
+    """JSON without the HTML escapes of Jinja's own filter: a model reads it, not a browser."""
     if indent is not None and not 0 <= indent <= _MAX_INDENT:
         raise LimitError(f"it indents by {indent}")
     METER.get().pay_for(value, _JSON)
@@ -218,7 +223,7 @@ def _tojson(
 
 
 def _of_text(make: Callable[..., Any], growth: int = 1) -> Callable[..., Any]:
-    """A filter that makes a text of a text; ``growth`` times as long at most."""
+    """A filter from text to text; the result has at most ``growth`` times the bytes."""
 
     @pass_context
     def paying(_: Context, value: object, *args: Any, **options: Any) -> Any:
@@ -230,7 +235,7 @@ def _of_text(make: Callable[..., Any], growth: int = 1) -> Callable[..., Any]:
 
 
 def _of_items(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that orders items, by copies of them in one letter case, by one key or several."""
+    """A filter that orders items by one or several keys, for which it makes copies of texts in lower case."""
 
     @pass_context
     def paying(context: Context, items: Iterable[Any], *args: Any, **options: Any) -> Any:
@@ -265,7 +270,7 @@ PRICED_FILTERS: dict[str, Callable[..., Any]] = {
     "safe": _of_text(Markup),
     "sort": _of_items(do_sort),
     "string": _of_text(lambda text: text),
-    "title": _of_text(do_title, OBJECT_BYTES),  # cut into words on the way
+    "title": _of_text(do_title, OBJECT_BYTES),  # it makes a list of words
     "tojson": _tojson,
     "trim": _of_text(do_trim),
     "truncate": _truncate,

@@ -1,9 +1,8 @@
-"""Run a chat template, which is a program from a file nobody vouches for, without being hurt by it.
+"""Runs chat templates, which are programs from untrusted files, in a sandbox with limits on time and memory.
 
-Jinja's immutable sandbox keeps a template away from Python's internals and from our data. It does not keep it from
-running for ever or from filling the memory, so this adds a meter (``template_meter.py``): every step looks at the
-clock, every value is paid for by its size, before it is made where it may be large, and what templates do not need is
-absent.
+Jinja's immutable sandbox keeps a template from Python's internals and from changing our data. It does not keep it from
+running forever or from using up memory. So this module adds a meter (``template_meter.py``): every step of a loop
+checks the deadline, every value is paid for by its size, and filters and methods that templates do not need are absent.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from monolane.model import template_meter
 from monolane.model.template_meter import METER, LimitError, Meter
 
 MAX_SOURCE = 1 << 20  # characters of a template
-MAX_WORDS = 1 << 15  # names, signs and pieces of text in it: each takes some 4 kB to compile; real ones have thousands
+MAX_WORDS = 1 << 15  # tokens of its source: each needs some 4 kB to compile; real templates have thousands
 MAX_OUTPUT = 16 << 20  # characters of a prompt
-_MAX_DATE = 256  # characters of the form of a date
+_MAX_DATE = 256  # characters of the format of a date
 
-# What templates use and what cannot make much out of little. Absent on purpose: center, indent, format, batch, slice, …
+# The filters that templates use, and none that makes a large result from a small input without paying for it. Absent on
+# purpose: center, indent, format, batch, slice, …
 _FILTERS = """abs attr capitalize count d default dictsort e escape first float groupby int items join last length list
 lower map max min reject rejectattr replace reverse safe select selectattr sort string title tojson trim truncate unique
 upper""".split()  # noqa: SIM905
@@ -46,7 +46,7 @@ class RefusedError(TemplateError):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment chat templates are written for (that of Hugging Face transformers), metered."""
+    """The Jinja environment of Hugging Face transformers, for which chat templates are written, with a meter."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -68,7 +68,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def load(self, source: str) -> Template:
-        """Compile a template so that it pays for what it does."""
+        """Compile a template, with calls of the meter added."""
         if len(source) > MAX_SOURCE:
             raise LimitError(f"it is {len(source)} characters long")
         words = (kind for _, kind, _ in self.lex(source) if kind != "whitespace")
@@ -78,7 +78,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
     def render(self, template: Template, variables: Mapping[str, object]) -> str:
-        """The text of a template made by ``load``."""
+        """The output of a template that ``load`` has compiled."""
         token = METER.set(Meter())
         try:
             pieces, length = [], 0
@@ -94,7 +94,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str) and attr not in _STRING_METHODS:
             return False
-        if isinstance(obj, int | float):  # (1).to_bytes(1000000000): no template needs a number's methods
+        if isinstance(obj, int | float):  # such as (1).to_bytes(1000000000); no template needs methods of numbers
             return False
         return super().is_safe_attribute(obj, attr, value)
 
@@ -118,7 +118,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Rewrites a template: every loop pays for its steps, and every expression that makes a value pays for it."""
+    """Rewrites a template's syntax tree: loops pay for every step, and expressions that make a value pay for it."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -129,7 +129,7 @@ class _Metering(NodeTransformer):
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:  # noqa: N802
         call = node.call
         self.generic_visit(node)
-        node.call = call  # must stay a plain call; what it returns is paid for when it is put out
+        node.call = call  # must stay a plain call; its result is paid for when it is printed
         return node
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
@@ -156,7 +156,7 @@ class _Metering(NodeTransformer):
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the model's own words for training; here it changes nothing."""
+    """``{% generation %}`` marks the model's answers for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -166,7 +166,7 @@ class _Generation(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """A namespace that cannot pretend to have Python's internal attributes, and does not show its content as text."""
+    """A namespace that cannot have attributes that begin with an underscore, and does not print its content."""
 
     def __init__(self, /, *args: Any, **attributes: Any) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def _raise_exception(message: object) -> None:
     raise RefusedError(str(message))
 
 
-def _strftime_now(form: str) -> str:
-    if len(form) > _MAX_DATE:
-        raise LimitError(f"it writes a date in {len(form)} characters")
-    return datetime.now().strftime(form)
+def _strftime_now(format: str) -> str:
+    if len(format) > _MAX_DATE:
+        raise LimitError(f"it writes a date in {len(format)} characters")
+    return datetime.now().strftime(format)

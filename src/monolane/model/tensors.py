@@ -1,4 +1,4 @@
-"""Tensors as they lie in files, read in blocks of rows and handed on as bf16 or fp32."""
+"""Tensors in files, which are read some rows at a time and converted to bf16 or fp32."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from monolane.model.weights import Bf16Bits, from_bf16, to_bf16
 
 RawBytes = NDArray[np.uint8]
 
-# Elements converted at a time: the temporaries stay in a core's L2 cache, and are small enough for the allocator to
-# reuse them instead of mapping memory anew, which would make threads wait for each other. Much smaller blocks would
-# make threads wait for the interpreter's lock instead.
-_BLOCK = 1 << 18
+# Elements converted at a time. The temporary arrays stay in a core's L2 cache, and are small enough for the allocator
+# to reuse them; mapping new memory would make threads wait for each other. With much smaller parts, threads would wait
+# for the interpreter's lock instead.
+_CONVERTED = 1 << 18
 
-# What the identity of weights knows of each tensor's content: so many places, from the first bytes to the last.
+# Samples of each tensor that the identity of weights includes, spread from the first bytes to the last.
 _SAMPLES = 4
 _SAMPLE_BYTES = 1 << 10
 
 
 @dataclass(frozen=True)
 class Format:
-    """How numbers are stored: ``block`` elements in ``block_bytes`` bytes. ``widen`` turns raw bytes into fp32;
-    None for a format whose size is known, but which is not read."""
+    """How numbers are stored: blocks of ``block`` elements in ``block_bytes`` bytes."""
 
     name: str
     block: int
     block_bytes: int
-    widen: Callable[[RawBytes], NDArray[np.float32]] | None
+    widen: Callable[[RawBytes], NDArray[np.float32]] | None  # raw bytes to fp32; None: the format cannot be read
 
     def size(self, elements: int) -> int:
-        """Bytes of so many elements, a multiple of ``block``."""
+        """The bytes of this many elements, which must be a multiple of ``block``."""
         return elements // self.block * self.block_bytes
 
 
@@ -73,7 +72,7 @@ class StoredTensor:
         return self._widen(raw)
 
     def samples(self) -> Iterator[bytes]:
-        """A few bytes from places spread evenly over the tensor; all of it where it is small."""
+        """Samples of the tensor's bytes, spread evenly over it; all of its bytes if it is small."""
         if self.size <= _SAMPLES * _SAMPLE_BYTES:
             yield self.file.read(self.offset, self.size)
             return
@@ -88,7 +87,7 @@ class StoredTensor:
         if stride == 1 and self.format is BF16:
             self.file.read_into(self.offset + first * row_bytes, target.view(np.uint8))
             return
-        step = max(1, _BLOCK // columns)
+        step = max(1, _CONVERTED // columns)
         for start in range(0, count, step):
             rows = min(step, count - start)
             raw = np.empty(((rows - 1) * stride + 1, row_bytes), np.uint8)
@@ -99,15 +98,15 @@ class StoredTensor:
 
     def _widen(self, raw: RawBytes) -> NDArray[np.float32]:
         assert self.format.widen is not None, "StoredWeights refuses formats that cannot be read"
-        with np.errstate(invalid="ignore", over="ignore"):  # a broken scale gives inf or nan, not a warning
+        with np.errstate(invalid="ignore", over="ignore"):  # a broken scale gives inf or NaN, without a warning
             return self.format.widen(raw)
 
 
 class StoredWeights:
-    """The ``Weights`` of a model whose tensors lie in files under names of their own.
+    """The ``Weights`` of a model whose tensors are in files; ``file_name`` translates a canonical name to the file's.
 
-    ``interleaved_head`` is the head size of a file that keeps the rows of q and k interleaved, as rotary embedding
-    over neighbouring pairs wants them; they are handed on in the order of the two halves. None: they are in order.
+    ``interleaved_head`` is the head size if the file has the rows of q and k in the order for RoPE over neighbouring
+    pairs. They are returned in the order for RoPE over the two halves of a head. None: they already are in that order.
     """
 
     def __init__(
@@ -125,11 +124,11 @@ class StoredWeights:
     def identity(self) -> str:
         """A hash of the files' versions and of samples of every tensor.
 
-        The versions (data_file.py) suffice on a file system that keeps its own times: there no content changes without
-        them. Read-only images, and some mounts over a network, have neither times nor numbers of their own; there the
-        samples tell two models apart. A hash of all content would see no more: to be spared reading gigabytes at every
-        start, it would have to be kept, and found again by these same signs. A copy has another identity, which costs
-        a conversion and is never wrong.
+        The versions (data_file.py) are enough on a file system that sets ctime itself: there every change of the
+        content changes them. Read-only images and some network mounts have neither reliable times nor inode numbers;
+        there the samples distinguish two models. A hash of all bytes would not be more reliable: to avoid reading
+        gigabytes at every start it would have to be cached, with these same versions as the key. A copy of a file has
+        another identity, which costs one more conversion, but never gives wrong weights.
         """
         digest = hashlib.sha256(repr(self._interleaved_head).encode())
         for path, version in sorted({(str(t.file.path.resolve()), t.file.version) for t in self._tensors.values()}):
@@ -184,7 +183,7 @@ class StoredWeights:
 
 
 def check_layout(tensors: Mapping[str, StoredTensor], file: DataFile, data_start: int) -> None:
-    """Refuse tensors of one file that reach outside it, or into each other."""
+    """Refuse tensors that reach beyond their file, or overlap."""
     spans = sorted((tensor.offset, tensor.offset + tensor.size, name) for name, tensor in tensors.items())
     for start, stop, name in spans:
         if start < data_start or stop > file.size:
@@ -204,7 +203,7 @@ def _not_empty(spans: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int
 
 
 def _runs(start: int, stop: int, interleaved_head: int | None) -> Iterator[tuple[int, int, int, int]]:
-    """Where rows [start, stop) lie in the file: (first row of the result, first row in the file, count, stride)."""
+    """The location of rows [start, stop) in the file: (row of the result, row of the file, count, stride)."""
     if interleaved_head is None:
         yield 0, start, stop - start, 1
         return

@@ -1,8 +1,8 @@
-"""Text to token ids and back, one whole prompt or one token at a time.
+"""Encodes text to token ids and decodes them, all at once or one token at a time.
 
-The work of encoding is done by the ``tokenizers`` library, for a Hugging Face folder's tokenizer.json and for the
-vocabulary inside a GGUF file alike. Decoding is ours: every id stands for fixed bytes, so a text can be put together
-token by token without ever looking back.
+The ``tokenizers`` library encodes, both for the tokenizer.json of a Hugging Face folder and for the vocabulary in a
+GGUF file. Decoding is implemented here: every id stands for fixed bytes, so each token is decoded without the tokens
+before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tokenizer:
         add_eos: bool | None = None,
     ) -> None:
         """``special_tokens`` maps roles ("bos_token", "eos_token", …) to token strings. ``add_bos`` and ``add_eos``
-        say what ``encode`` puts around a text; None leaves that to the backend's own post-processor."""
+        say whether ``encode`` adds these tokens to a text; None leaves that to the backend's own post-processor."""
         self._backend = backend
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -68,9 +68,10 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of ``text``.
 
-        ``special`` adds the tokens with which the model expects a text to begin and end, such as BOS; turn it off for
-        a prompt rendered by a chat template, which brings its own. Either way the string of a special token inside
-        the text ("<|im_end|>") becomes that token: who builds prompts from strangers' words must take such strings out.
+        ``special`` adds the tokens with which the model expects a text to begin and end, such as BOS. It must be off
+        for a prompt rendered by a chat template, which has its own. In both cases the string of a special token in the
+        text ("<|im_end|>") becomes that token: a caller that builds prompts from untrusted text must remove such
+        strings.
         """
         try:
             text.encode("utf-8")
@@ -89,31 +90,31 @@ class Tokenizer:
         return stream.push(ids) + stream.flush()
 
     def stream(self, prompt: Sequence[int] = ()) -> TokenStream:
-        """A detokenizer for the answer to a prompt; what it returns adds up to what ``decode`` of the prompt and the
-        answer has more than ``decode`` of the prompt alone."""
+        """A detokenizer for the answer to a prompt. Its texts together are the text that ``decode`` of prompt and
+        answer has after that of the prompt alone."""
         stream = TokenStream(self, skip_special=True)
         stream.follow(prompt)
         return stream
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token spelled exactly so in the vocabulary."""
+        """The id of the token with exactly this string in the vocabulary; None where there is none."""
         try:
             found: int | None = self._backend.token_to_id(text)
-        except UnicodeEncodeError:  # a config may name half of a surrogate pair, which no token is
+        except UnicodeEncodeError:  # a config may name a lone surrogate, which is not a token
             return None
         return found
 
     def is_special(self, token_id: int) -> bool:
-        """Whether this is a control token (BOS, end of turn, …), which is no part of the visible text."""
+        """Whether this is a control token (BOS, end of turn, …), which is not part of the visible text."""
         added = self._added.get(token_id)
         return added is not None and bool(added.special)
 
     def token_text(self, token_id: int) -> str:
-        """What one token stands for, taken alone; special tokens by their name."""
+        """The text of one token alone; for a special token, its name."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token contributes to a text: part of a character, a word, or nothing."""
+        """The bytes that a token adds to a text: part of a character, a word, or nothing."""
         if (added := self._added.get(token_id)) is not None:
             return str(added.content).encode("utf-8")
         if not 0 <= token_id < self.vocab_size:
@@ -123,12 +124,12 @@ class Tokenizer:
 
     @property
     def leading_spaces_dropped(self) -> int:
-        """How many spaces at the very start of a text are the encoder's and not the author's."""
+        """The number of spaces that the encoder adds at the start of a text, and that decoding removes."""
         return self._spelling.leading_spaces
 
     def _surround(self, add_bos: bool | None, add_eos: bool | None) -> None:
-        """Make ``encode`` add exactly these tokens; where one flag is None, what the backend does today stays."""
-        today = self._backend.encode("").ids
+        """Make ``encode`` add exactly these tokens; for a flag that is None, keep what the backend does."""
+        added_by_backend = self._backend.encode("").ids
         parts, special_tokens = [], []
         for name, wanted in (("bos", add_bos), ("eos", add_eos)):
             token = self.special_tokens.get(f"{name}_token")
@@ -139,10 +140,10 @@ class Tokenizer:
                 )
             if token_id is None:
                 continue
-            added_today = token_id in today
-            if added_today:
-                today.remove(token_id)  # BOS and EOS may be the same token
-            if added_today if wanted is None else wanted:
+            was_added = token_id in added_by_backend
+            if was_added:
+                added_by_backend.remove(token_id)  # once: BOS and EOS may be the same token
+            if was_added if wanted is None else wanted:
                 parts.append(name)
                 special_tokens.append({"id": name, "ids": [token_id], "tokens": [token]})
         parts.insert(1 if "bos" in parts else 0, "$A")
@@ -159,15 +160,15 @@ class TokenStream:
         self._spaces_to_drop = tokenizer.leading_spaces_dropped
 
     def follow(self, prompt: Sequence[int]) -> None:
-        """Go on after a prompt. Only the very first space of a whole text is the encoder's: once the prompt says
-        anything, the space before the answer is the model's own word."""
+        """Continue after a prompt. The encoder adds spaces only at the start of the whole text, so once the prompt has
+        any text, a space before the answer is the model's own and is kept."""
         for token in prompt:
             if not self._spaces_to_drop:
                 break
             self._visible_bytes([token])
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that ``ids`` complete. A character whose last bytes are still to come is held back."""
+        """The text that these ids complete. The bytes of an incomplete character are kept for the next call."""
         return self._utf8.decode(self._visible_bytes(ids))
 
     def _visible_bytes(self, ids: Sequence[int]) -> bytes:
@@ -183,12 +184,12 @@ class TokenStream:
         return data
 
     def flush(self) -> str:
-        """What is left when no more tokens come: U+FFFD for an unfinished character, usually nothing."""
+        """The rest after the last token: U+FFFD for an incomplete character, usually nothing."""
         return self._utf8.decode(b"", final=True)
 
 
 def special_tokens_of(tokenizer_config: Mapping[str, object]) -> dict[str, str]:
-    """The special tokens a tokenizer_config.json names ("bos_token": "<s>", or the same wrapped in an object)."""
+    """The special tokens that a tokenizer_config.json names, as strings ("bos_token": "<s>") or objects."""
     found: dict[str, str] = {}
     for key, value in tokenizer_config.items():
         text = value.get("content") if isinstance(value, Mapping) else value

@@ -1,6 +1,6 @@
-"""Weights by their canonical names, whatever file they come from.
+"""Weights by their canonical names, independent of the file format.
 
-Every family uses the same names, so nothing above this room knows a checkpoint's own:
+All families use the same names, so no other package knows the names in checkpoints:
 
     embed  final_norm  head (absent when tied)
     layers.N.{attn_norm, q, k, v, o, ffn_norm, gate, up, down}
@@ -23,18 +23,18 @@ Bf16Bits = NDArray[np.uint16]
 
 
 class Weights(Protocol):
-    """A read-only store of named tensors. Matrices are [out, in], read by blocks of rows to bound memory."""
+    """A read-only store of named tensors. Matrices are [out, in] and are read some rows at a time, to bound memory."""
 
     @property
     def identity(self) -> str:
-        """Another whenever the files behind the weights have another content: a cache key. Reads a little of them."""
+        """A cache key that changes whenever the content of the files changes. It reads a few bytes of them."""
 
     @property
     def widened(self) -> bool:
-        """True where reading costs a conversion (block formats), so that keeping the result pays."""
+        """True if matrices have to be converted to bf16, so that caching the result is worthwhile."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; ModelFileError where there is none of that name."""
+        """Shape of a tensor; ModelFileError if there is no tensor of this name."""
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
         """Rows [start, stop) of a matrix as bf16 bits, C-contiguous. Safe to call from several threads."""
@@ -44,7 +44,7 @@ class Weights(Protocol):
 
 
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor a model of this config must have, with its shape."""
+    """Every tensor that a model of this config must have, with its shape."""
     yield "embed", (config.vocab, config.hidden)
     yield "final_norm", (config.hidden,)
     if not config.tied:
@@ -75,7 +75,7 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
 
 
 def check_weights(config: ModelConfig, weights: Weights) -> None:
-    """Refuse a model whose tensors are missing or of another shape than its config says."""
+    """Refuse a model if a tensor is missing, or its shape is not the one that the config implies."""
     for name, shape in expected_shapes(config):
         actual = weights.shape(name)
         if actual != shape:

@@ -1,1 +1,1 @@
-"""What a token would take on a machine that is not here, from a model's config, and from runs measured elsewhere."""
+"""``monolane plan``: predicts the time per token of a model on a machine, from its config and from measured runs."""

@@ -1,8 +1,9 @@
-"""What measured runs say about a machine's latencies, and how far off the model would have been about each of them.
+"""Fits the latencies of a machine to measured decode times, and estimates the error of the latency model.
 
-The fit begins with what probes had measured before there was a kernel, and how sure that was; every result pulls it its
-way. So it works with no result at all, with one, and with many. The error bar is what a fit that has seen no result of
-a model gets wrong about that model: the root of the mean square of the relative errors, each model left out in turn.
+The fit starts from a prior, the values that probes measured before there was a kernel, and their uncertainty. Every
+result adds a term to the cost that the fit minimises. So the fit works with no result at all, with one, and with many.
+The error bar is a leave-one-out error: each model in turn is predicted by a fit to the results of all other models, and
+the error is the root mean square of the relative errors.
 """
 
 from __future__ import annotations
@@ -26,62 +27,57 @@ from monolane.planner.precision import FORMATS, named
 from monolane.planner.source import from_entry
 from monolane.target.cuda.predict import HANDOFF_US, PAUSE_US
 
-# Before any result, and how far each number may well be off, as a factor's logarithm.
+# Prior latencies, and the standard deviation of the logarithm of each.
 _PRIORS: dict[Kind, tuple[Latencies, Latencies]] = {
     "gpu": (Latencies(HANDOFF_US, PAUSE_US / HANDOFF_US, 1.0, 1.0), Latencies(0.3, 0.6, 0.1, 0.5)),
     "cpu": (Latencies(2.0, 0.5, 0.85, 0.85), Latencies(1.0, 0.5, 0.2, 0.5)),
 }
-_RESULT_SPREAD = 0.03  # what a result is off by, likewise: runs of the same code on the same machine
+_RESULT_SPREAD = 0.03  # likewise of a measured time: runs of the same code on the same machine differ by that much
 _NAMES = tuple(field.name for field in fields(Latencies))
 _VALUES = attrgetter(*_NAMES)
-_SHARES = ("leak", "efficiency", "cache_efficiency")  # at most 1
-_ROUNDS, _FIRST_STRIDE = 24, 0.4
+_SHARES = ("leak", "efficiency", "cache_efficiency")  # latencies that are shares, and so at most 1
+_ROUNDS, _FIRST_STRIDE = 24, 0.4  # of the search; a stride is a difference of logarithms
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measured time, with what the model needs to predict it. ``ceiling``: as measured in the same run.
+    """One measured time per token, and what the latency model needs to predict it."""
 
-    ``handoff_us``: what ``monolane ceiling`` found on that machine, where its result is kept, too.
-    """
-
-    source: str
+    source: str  # the name of its file
     model: str
     machine: str
     kind: Kind
-    ceiling: float
+    ceiling: float  # bytes per second, measured in the same run
     work: tuple[Step, ...]
     us: float
-    handoff_us: float | None = None
+    handoff_us: float | None = None  # as ``monolane ceiling`` measured it on that machine; None: no such result
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """``error`` is relative; None where there is nothing to hold the model against. ``from_machine``: whose results.
-
-    ``carried``: the factor by which hand-offs here are longer than there, where the results are another machine's.
-    """
+    """Latencies fitted to ``results``, which may be those of another machine."""
 
     latencies: Latencies
-    error: float | None
+    error: float | None  # relative; None where there are no results
     results: tuple[Result, ...]
-    from_machine: str | None
+    from_machine: str | None  # that the results were measured on
+    # Hand-off time on the machine of the prediction / on ``from_machine``, where these differ and both are measured.
     carried: float | None = None
 
 
 def results_folder() -> Path:
-    """Where the current folder keeps results; or else the folder this program lies in, where it is a checkout."""
+    """benchmarks/results in the current folder, or else in the checkout that this file belongs to."""
     return RESULTS if RESULTS.is_dir() else Path(__file__).parents[3] / RESULTS
 
 
 def read_results(folder: Path) -> list[Result]:
-    """All results the model can be held against: decode times of models it knows. Others are passed over."""
+    """All decode times of models that the planner knows. Other files are ignored."""
     found: list[Result] = []
     handoffs: dict[str, float | None] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text())
-        except (OSError, ValueError):  # not ours to complain about here: a report checks them
+        except (OSError, ValueError):  # ``make report`` complains about such files
             continue
         if isinstance(content, dict):
             found += _results_of(path.name, content)
@@ -134,30 +130,31 @@ def _positive(value: object) -> float | None:
 
 
 def calibrate(machine: Machine, results: Sequence[Result], handoff_us: float | None = None) -> Calibration:
-    """By this machine's own results; where there are none, by those of the machine of its kind with the most.
+    """Calibrate with this machine's own results, or else with those of the machine of its kind that has the most.
 
-    ``handoff_us`` is what ``monolane ceiling`` found here: it makes another machine's hand-offs longer or shorter.
+    ``handoff_us`` is the hand-off time that ``monolane ceiling`` measured on this machine. It scales the hand-off time
+    that was fitted to another machine's results.
     """
-    alike = [result for result in results if result.kind == machine.kind]
-    own = [result for result in alike if result.machine == machine.name]
-    if not own and alike:
-        names = [result.machine for result in alike]
+    same_kind = [result for result in results if result.kind == machine.kind]
+    used = [result for result in same_kind if result.machine == machine.name]
+    if not used and same_kind:
+        names = [result.machine for result in same_kind]
         most = max(dict.fromkeys(names), key=names.count)
-        own = [result for result in alike if result.machine == most]
-    found = _calibrated(machine.kind, tuple(own))
-    there = own[0].handoff_us if own and own[0].machine != machine.name else None
-    if handoff_us is None or there is None:
+        used = [result for result in same_kind if result.machine == most]
+    found = _calibrated(machine.kind, tuple(used))
+    other_handoff_us = used[0].handoff_us if used and used[0].machine != machine.name else None
+    if handoff_us is None or other_handoff_us is None:
         return found
-    factor = handoff_us / there
+    factor = handoff_us / other_handoff_us
     return replace(
         found, carried=factor, latencies=replace(found.latencies, handoff_us=factor * found.latencies.handoff_us)
     )
 
 
-@lru_cache(maxsize=8)  # a table asks for the same again and again
+@lru_cache(maxsize=8)  # a table needs the same calibration for every row
 def _calibrated(kind: Kind, results: tuple[Result, ...]) -> Calibration:
-    whose = results[0].machine if results else None
-    return Calibration(fit(results, kind), _left_out_error(results, kind), results, whose)
+    machine = results[0].machine if results else None
+    return Calibration(fit(results, kind), _left_out_error(results, kind), results, machine)
 
 
 def measured_ceiling(machine: Machine, results: Sequence[Result]) -> float | None:
@@ -171,7 +168,7 @@ def predicted_us(result: Result, latencies: Latencies) -> float:
 
 
 def fit(results: Sequence[Result], kind: Kind) -> Latencies:
-    """The likeliest latencies: a search along one of them at a time, in ever smaller strides."""
+    """The latencies of least cost, found by coordinate descent with a stride that is halved when no step helps."""
     best, _ = _PRIORS[kind]
     best_cost, stride = _cost(best, results, kind), _FIRST_STRIDE
     for _ in range(_ROUNDS):
@@ -188,14 +185,15 @@ def fit(results: Sequence[Result], kind: Kind) -> Latencies:
 
 
 def _cost(tried: Latencies, results: Sequence[Result], kind: Kind) -> float:
+    """The sum of squared deviations from the prior and from the results, each in standard deviations."""
     numbers = zip(*(_VALUES(numbers) for numbers in (tried, *_PRIORS[kind])), strict=True)
-    pulls = [math.log(value / prior) / spread for value, prior, spread in numbers]
-    misses = [math.log(predicted_us(result, tried) / result.us) / _RESULT_SPREAD for result in results]
-    return math.fsum(off * off for off in (*pulls, *misses))
+    from_prior = [math.log(value / prior) / spread for value, prior, spread in numbers]
+    from_results = [math.log(predicted_us(result, tried) / result.us) / _RESULT_SPREAD for result in results]
+    return math.fsum(deviation * deviation for deviation in (*from_prior, *from_results))
 
 
 def _left_out_error(results: Sequence[Result], kind: Kind) -> float | None:
-    """Leave-one-out, by model: results of one model know too much of each other."""
+    """The leave-one-out error. A whole model is left out at a time, because the results of one model are alike."""
     if not results:
         return None
     squares = []

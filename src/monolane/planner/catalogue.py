@@ -1,4 +1,5 @@
-"""Models the planner knows by name: the keys of their config.json that sizes follow from, and what is not certain."""
+"""The models that the planner knows by name: the keys of their config.json that sizes follow from, and what of it is
+uncertain."""
 
 from __future__ import annotations
 
@@ -17,16 +18,13 @@ _INT4_EXPERTS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """``assumed`` says, key by key, what could not be confirmed and why it is taken to be so.
-
-    ``delay`` counts modules, for a model trained to hear of the other lanes that much later.
-    """
+    """One model."""
 
     name: str
     title: str
     config: Mapping[str, object]
-    assumed: Mapping[str, str] = field(default_factory=dict)
-    delay: int = 0
+    assumed: Mapping[str, str] = field(default_factory=dict)  # unconfirmed keys -> where their values come from
+    delay: int = 0  # modules by which the model was trained to receive the other lanes' results later
 
 
 def _sizes(
@@ -54,7 +52,7 @@ def _experts(count: int, chosen: int, ffn: int) -> dict[str, object]:
 
 
 def _shared_experts(count: int, chosen: int, ffn: int) -> dict[str, object]:
-    """With one more that is always read."""
+    """Experts, and one shared expert that every token reads."""
     return {
         "n_routed_experts": count,
         "n_shared_experts": 1,

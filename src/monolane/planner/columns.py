@@ -9,7 +9,7 @@ WIDTH = 96
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """The first ``left`` columns to the left, all others to the right; the first row is the heading."""
+    """Aligned lines: the first ``left`` columns are left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -21,7 +21,7 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
 
 
 def labelled(label: str, text: str, indent: int) -> str:
-    """A label, and text beside it that stays in its column."""
+    """A label in a column of ``indent`` characters, and the text, wrapped, to its right."""
     return _filled(text, label.ljust(indent), " " * indent)
 
 
@@ -34,6 +34,7 @@ def _filled(text: str, first: str, following: str) -> str:
 
 
 def count(parameters: int) -> str:
+    """A number of parameters in short, such as 1.24 B."""
     if not parameters:
         return "-"
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

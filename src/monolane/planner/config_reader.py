@@ -1,4 +1,4 @@
-"""From a ``config.json`` to a shape, for more families than this program runs: only sizes are read."""
+"""Reads a shape from a ``config.json``. Only sizes are read, so there are more families here than Monolane can run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BY_RATIO = {rate: kind for kind, rate in _RATES.items()}
 
 
 def language_part(settings: Settings) -> Settings:
-    """Of a model that also sees or hears: the part that decodes, with what is said of the whole."""
+    """The settings of the language model in a multimodal model, with some keys of the whole; others unchanged."""
     text = settings.get("text_config")
     if not isinstance(text, dict):
         return settings
@@ -45,7 +45,7 @@ def language_part(settings: Settings) -> Settings:
 
 
 def read_shape(settings: Settings) -> Shape:
-    """The shape that a config describes; an error where it is of a family the planner does not know."""
+    """The shape that a config describes; raises for a family that the planner does not know."""
     family = settings.text("model_type")
     if family not in FAMILIES:
         raise UnsupportedModelError(
@@ -63,7 +63,7 @@ def read_shape(settings: Settings) -> Shape:
 
 
 def _dense(windows_of: WindowsOf, qkv_bias: bool = False, qk_norm: bool = False) -> LayersOf:
-    """Llama and those like it."""
+    """The reader for Llama and families like it."""
 
     def layers(settings: Settings, count: int) -> list[Layer]:
         bias = settings.flag("attention_bias")
@@ -128,7 +128,7 @@ def _qwen3_next(settings: Settings, count: int) -> list[Layer]:
 
 
 def _qwen_feed_forwards(settings: Settings, count: int, shared: int = 0) -> list[FeedForward]:
-    """Experts in every so many layers, but for those that are listed as dense."""
+    """Experts in every ``decoder_sparse_step``-th layer, except in those that ``mlp_only_layers`` lists."""
     experts = Experts(
         *_expert_counts(settings),
         settings.integer("moe_intermediate_size", FFN_LIMIT),
@@ -156,8 +156,8 @@ def _deepseek_v3(settings: Settings, count: int) -> list[Layer]:
     )
     dense = 0 if settings.get("first_k_dense_replace") == 0 else settings.integer("first_k_dense_replace", LAYERS_LIMIT)
     experts = _shared_experts(settings)
-    wide = Dense(settings.integer("intermediate_size", FFN_LIMIT)) if dense else None
-    return [Layer(mixer, wide if wide and layer < dense else experts) for layer in range(count)]
+    dense_ffn = Dense(settings.integer("intermediate_size", FFN_LIMIT)) if dense else None
+    return [Layer(mixer, dense_ffn if dense_ffn and layer < dense else experts) for layer in range(count)]
 
 
 def _deepseek_v4(settings: Settings, count: int) -> list[Layer]:
@@ -170,7 +170,7 @@ def _deepseek_v4(settings: Settings, count: int) -> list[Layer]:
 
 
 def _compressions(settings: Settings, count: int) -> list[str]:
-    """The kind of every layer, by its name in newer configs, by its rate of compression in older ones."""
+    """The kind of attention of every layer: newer configs name it, older ones have its compression rate."""
     ratios = settings.get("compress_ratios")
     if ratios is None:
         return _kinds(settings, count, [], tuple(_RATES))
@@ -182,7 +182,7 @@ def _compressions(settings: Settings, count: int) -> list[str]:
     if not known:
         raise settings.wrong("compress_ratios", f"a list of {count} layers, each {', '.join(map(str, _BY_RATIO))}")
     assert isinstance(ratios, list)
-    return [_BY_RATIO[ratio] for ratio in ratios[:count]]  # a longer list also has layers that predict further tokens
+    return [_BY_RATIO[ratio] for ratio in ratios[:count]]  # further entries are for multi-token prediction layers
 
 
 def _compressed(settings: Settings, kind: str) -> CompressedAttention:
@@ -190,7 +190,7 @@ def _compressed(settings: Settings, kind: str) -> CompressedAttention:
     rate = _RATES.get(kind, 0)
     if isinstance(rates, dict) and kind in rates:
         rate = Settings(rates, f"{settings.source}: compress_rates").integer(kind, CONTEXT_LIMIT)
-    indexed = kind == _SPARSE  # so many positions are left that only the best are read
+    indexed = kind == _SPARSE  # an indexer chooses which of the compressed positions are read
     return CompressedAttention(
         heads=settings.integer("num_attention_heads", HEADS_LIMIT),
         head_dim=settings.integer("head_dim", HEAD_DIM_LIMIT),
@@ -206,7 +206,7 @@ def _compressed(settings: Settings, kind: str) -> CompressedAttention:
 
 
 def _hash_layers(settings: Settings) -> int:
-    """The first layers whose experts are known from the token."""
+    """The number of first layers whose experts follow from a hash of the token instead of a router."""
     kinds = settings.get("mlp_layer_types")
     if isinstance(kinds, list):
         return kinds.count("hash_moe")
@@ -214,7 +214,7 @@ def _hash_layers(settings: Settings) -> int:
 
 
 def _shared_experts(settings: Settings, hashed: bool = False) -> Experts:
-    """As DeepSeek's configs have them: the shared ones are as wide as the others."""
+    """The experts of DeepSeek's configs: a shared expert has the same FFN size as a routed one."""
     ffn = settings.integer("moe_intermediate_size", FFN_LIMIT)
     return Experts(
         *_expert_counts(settings),
@@ -225,7 +225,7 @@ def _shared_experts(settings: Settings, hashed: bool = False) -> Experts:
 
 
 def _expert_counts(settings: Settings) -> tuple[int, int]:
-    """How many there are, and how many of them a token reads. Configs of one family use more than one word."""
+    """The number of experts, and of those that a token reads. Different configs have different keys for the first."""
     key = next((key for key in _EXPERT_KEYS if settings.get(key) is not None), _EXPERT_KEYS[0])
     count = settings.integer(key, EXPERTS_LIMIT)
     return count, settings.integer("num_experts_per_tok", count)

@@ -1,4 +1,4 @@
-"""The two kinds of feed-forward parts: one that every token reads, and experts of which it reads a few."""
+"""The two kinds of feed-forward networks: dense ones, and experts, of which a token reads a few."""
 
 from __future__ import annotations
 
@@ -24,18 +24,15 @@ class Dense:
 
 @dataclass(frozen=True)
 class Experts:
-    """``count`` experts of which ``chosen`` are read, and a part of ``shared`` columns that is always read.
-
-    ``hashed``: which experts, is known from the token and not from the router's answer.
-    """
+    """``count`` experts, of which a token reads ``chosen``, and shared experts, which every token reads."""
 
     count: int
     chosen: int
-    ffn: int
-    shared: int = 0
+    ffn: int  # FFN size of one expert
+    shared: int = 0  # FFN size of all shared experts together
     shared_gate: bool = False
     bias: bool = False
-    hashed: bool = False
+    hashed: bool = False  # the experts follow from the token itself, and not from the router's output
 
     stages = 3  # router, gate and up, down
 

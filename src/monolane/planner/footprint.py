@@ -1,4 +1,4 @@
-"""What a model weighs: bytes in memory and bytes per token, part by part, in all and on one lane."""
+"""Bytes in memory and bytes read per token of a model, part by part, for all lanes and for one lane."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CACHE = "cache"
 
 @dataclass(frozen=True)
 class Row:
-    """One part. Bytes; of the cache there are no parameters. ``lane_*``: on the lane that has the most."""
+    """The sizes of one part, in bytes. ``lane_*`` are those of the lane that has the most."""
 
     part: str
-    parameters: int
-    held: float
-    active: float
+    parameters: int  # 0 for the cache
+    held: float  # in memory
+    active: float  # read for one token
     lane_held: float
     lane_active: float
 
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The parts that are there, the cache last."""
+    """The parts that the model has; the cache is the last row."""
 
     rows: tuple[Row, ...]
 

@@ -1,4 +1,4 @@
-"""The machine we are on, as far as a plan needs it."""
+"""The machine that a plan is for, and the measured ceiling if it is the machine this process runs on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from monolane.target.cuda.opening import find_gpu
 
 @dataclass(frozen=True)
 class Place:
-    """Where a plan is for, and its ceiling where ``monolane ceiling`` has measured it."""
+    """The machines of a plan, and their ceiling if ``monolane ceiling`` has measured it here."""
 
     cluster: Cluster
     measured: Ceiling | None
 
 
 def place(spec: str, lanes: int | None) -> Place:
-    """The machines of ``--on``. What was measured here counts where they are what is here."""
+    """The machines of ``--on``. The ceiling of this machine is used if it is of the same type."""
     gpu = find_gpu()
     kind = "cuda" if gpu else "cpu"
     stored = ceiling_store.stored(kind)

@@ -1,7 +1,7 @@
-"""Projections that another engine's makers published, beside their own formula on real bytes, and beside our model.
+"""Compares speeds that the makers of another engine published with their own formula, and with our latency model.
 
-Their formula: tokens per second = utilisation x bandwidth / active bytes. It has no latencies. What it was fed with can
-be read off a projection: the bytes that it must have been divided by.
+Their formula is: tokens per second = utilisation x bandwidth / active bytes. It has no latencies. Solved for the active
+bytes, it shows the bytes per token from which a published speed was computed.
 """
 
 from __future__ import annotations
@@ -18,30 +18,26 @@ from monolane.planner.prediction import Prediction, predict
 from monolane.planner.source import from_entry
 
 UTILISATION = 0.36
-# Of the nominal bandwidth of 8 MI300X, what its makers call effective. For 8 H200 they do not say; the same share gives
-# the very numbers they published.
+# The share of the nominal bandwidth of 8 MI300X that the publication calls effective. It gives none for 8 H200, but
+# with the same share the formula yields exactly the published numbers.
 EFFECTIVE_SHARE = 33.6 / 42.4
 COUNT = 8  # GPUs
 NODES = ("H200", "MI300X")
-CONTEXT = 0  # a projection reads no cache
+CONTEXT = 0  # the formula counts no KV cache
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a source says of a model. ``speeds``: tokens per second on 8 of each of the ``NODES``.
-
-    ``elsewhere``: another number for the same, from another source, and ``bits``: what a weight takes by the format
-    that the source names. ``machine_unsaid``: one number, without a machine.
-    """
+    """What a source publishes about a model."""
 
     model: str
     dtype: str
-    active_billions: float
-    speeds: tuple[float, float]
-    measured: bool = False
-    elsewhere: float | None = None
-    bits: float = 16.0
-    machine_unsaid: bool = False
+    active_billions: float  # of weights
+    speeds: tuple[float, float]  # tokens per second on 8 GPUs of each of the NODES
+    measured: bool = False  # not projected
+    elsewhere: float | None = None  # tokens per second for the same, by another source
+    bits: float = 16.0  # per weight, in the format that the source names
+    machine_unsaid: bool = False  # the source gives one speed and does not name the machine
 
 
 PUBLISHED_SPEEDS = (
@@ -55,20 +51,20 @@ PUBLISHED_SPEEDS = (
 
 
 def nominal(node: str) -> float:
-    """Bytes per second of all GPUs together, by their maker."""
+    """Bytes per second of all GPUs together, by the data sheet."""
     bandwidth = MACHINES[node].bandwidth
     assert bandwidth is not None
     return COUNT * bandwidth
 
 
 def formula(active_bytes: float, node: str) -> float:
-    """Tokens per second, as they reckon."""
+    """Tokens per second by the published formula."""
     return UTILISATION * EFFECTIVE_SHARE * nominal(node) / active_bytes
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One published number, for one machine."""
+    """One published speed on one machine, and our prediction for the same."""
 
     published: Published
     node: str
@@ -82,7 +78,7 @@ class Comparison:
 
     @property
     def implied_bytes(self) -> float:
-        """What the formula must have been fed with."""
+        """Bytes per token for which the formula gives the published speed."""
         return formula(1.0, self.node) / self.speed
 
     @property
@@ -91,7 +87,7 @@ class Comparison:
 
 
 def comparisons(results: Sequence[Result]) -> list[list[Comparison]]:
-    """For every model, its published numbers with our predictions for the same."""
+    """For every model, a comparison on each of the NODES."""
     return [[_comparison(published, at, results) for at in range(len(NODES))] for published in PUBLISHED_SPEEDS]
 
 
@@ -104,20 +100,20 @@ def _comparison(published: Published, at: int, results: Sequence[Result]) -> Com
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of two published numbers for the same: what the formula gives on the format's bytes and on the real ones.
+    """Which of two contradicting published speeds the formula supports.
 
-    ``*_supports``: the published numbers that are nearer to it.
+    ``by_*`` are its tokens per second on each of the NODES, and ``*_supports`` the published speeds that are nearer.
     """
 
-    format_bytes: float
-    by_format: tuple[float, ...]
+    format_bytes: float  # per token, if every weight had the bits of the named format
+    by_format: tuple[float, ...]  # with these bytes
     format_supports: tuple[float, ...]
-    by_config: tuple[float, ...]
+    by_config: tuple[float, ...]  # with the bytes counted from the config
     config_supports: tuple[float, ...]
 
 
 def verdict(rows: Sequence[Comparison]) -> Verdict | None:
-    """None where the source says one thing only."""
+    """None where the published speeds do not contradict each other."""
     published = rows[0].published
     if published.elsewhere is None:
         return None

@@ -1,4 +1,4 @@
-"""The published projections as a table, and for every model why the three numbers differ."""
+"""The comparisons of ``kog`` as a table, and for every model an explanation of why the numbers differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monolane.planner.latency import MICRO
 from monolane.planner.report import error_bar
 
 GIGA = 1e9
-SAME = 0.05  # bytes that differ by less are the same: what is counted, and rounding
+SAME = 0.05  # sizes that differ by a smaller share count as equal: sources count and round differently
 
 _LEGEND = (
     "GB/token: active bytes, counted from the config. implied: the bytes that the published number is the formula of. "
@@ -79,14 +79,14 @@ def _row(one: Comparison) -> list[str]:
 
 
 def explain(rows: Sequence[Comparison]) -> str:
-    """From the terms that the numbers are made of."""
+    """Why published speed, formula and our prediction differ, in sentences."""
     first = rows[0]
     about_bytes = _measured_sentence(rows) if first.published.measured else _bytes_sentence(rows)
     return " ".join(filter(None, (about_bytes, _contradiction(rows), *map(_latency_sentence, rows))))
 
 
 def _bytes_sentence(rows: Sequence[Comparison]) -> str:
-    """What the published numbers were made with, and what the config says."""
+    """The bytes per token that the published speeds imply, and those that the config gives."""
     one = rows[0]
     implied = [row.implied_bytes / GIGA for row in rows]
     span = " to ".join(dict.fromkeys(f"{size:.1f}" for size in sorted(implied)))
@@ -125,7 +125,7 @@ def _contradiction(rows: Sequence[Comparison]) -> str:
 
 
 def _latency_sentence(one: Comparison) -> str:
-    """A token's time by the formula and by our model, which also waits."""
+    """The time per token by the formula and by our latency model, which also counts hand-offs and exchanges."""
     time = one.ours.time
     waits = time.handoffs + time.exchanges
     ours, theirs = one.ours.tokens_per_s, one.formula

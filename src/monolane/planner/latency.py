@@ -1,13 +1,13 @@
-"""What a token takes: layer by layer, the longer of streaming its bytes and waiting for its hand-offs.
+"""The latency model: the time per token is the sum over the layers of the longer of streaming and hand-offs.
 
-Weights do not depend on activations, so memory fills the ring while workers hand over, and a layer takes
+Weights do not depend on activations, so the ring fills while workers wait for a hand-off, and a layer takes
 
-    max( bytes / bandwidth + what hand-offs leak,  hand-offs + exchanges that are not hidden )
+    max( bytes / bandwidth + pauses,  hand-offs + exposed exchanges )
 
-A hand-off leaks a share of it, a pause: what memory loses even where the ring has room. Experts are known only after
-their router, so that nothing can be fetched ahead, and memory loses the whole hand-off. An exchange takes the place of
-a hand-off where lanes wait for each other; delayed by d modules it must only be over d modules later, so that a module
-takes at least 1/d of it.
+A pause is the share of a hand-off during which memory is idle although the ring has free slots. Which experts a token
+reads is known only after their router, so their weights cannot be prefetched, and memory is idle for the whole
+hand-off. An exchange replaces a hand-off where lanes wait for each other. With a delay of d modules its result is
+needed only d modules later, so a module takes at least 1/d of the exchange.
 """
 
 from __future__ import annotations
@@ -25,24 +25,21 @@ MODULES = 2  # of a layer: attention, feed-forward
 
 @dataclass(frozen=True)
 class Lanes:
-    """``delay`` counts modules; 0 is ordinary tensor parallelism."""
+    """How a model is divided among lanes."""
 
     count: int = 1
     exchange_us: float = 0.0
-    delay: int = 0
+    delay: int = 0  # of exchanges, in modules; 0 is ordinary tensor parallelism
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """What calibration finds. ``leak``: the share of a hand-off that memory loses although the ring has room.
-
-    Efficiencies are shares of the ceiling, reached while nothing else waits.
-    """
+    """The parameters of the latency model, which calibration fits."""
 
     handoff_us: float
-    leak: float
-    efficiency: float
-    cache_efficiency: float
+    leak: float  # the share of a hand-off during which memory is idle although the ring has free slots
+    efficiency: float  # the share of the ceiling at which weights are streamed, without hand-offs
+    cache_efficiency: float  # likewise of the KV cache
 
     @property
     def pause_us(self) -> float:
@@ -51,20 +48,20 @@ class Latencies:
 
 @dataclass(frozen=True)
 class Step:
-    """One kind of layer, or the head: what one lane does ``times`` times a token. Sizes in bytes."""
+    """The work of one lane in one kind of layer, or in the head."""
 
-    times: int
-    weights: float
-    cache: float
+    times: int  # per token
+    weights: float  # bytes
+    cache: float  # bytes
     stages: int
-    blind: int
+    blind: int  # stages whose weights cannot be prefetched
     exchanges: int
-    delay: int
+    delay: int  # of the exchanges, in modules
 
 
 @dataclass(frozen=True)
 class TokenTime:
-    """A token's µs, by what they are spent on. What is hidden behind something longer counts nothing."""
+    """The time of a token in µs, by what it is spent on. Work that is hidden behind longer work counts 0."""
 
     weights: float = 0.0
     cache: float = 0.0
@@ -77,7 +74,7 @@ class TokenTime:
 
     @property
     def binds(self) -> str:
-        """The term that takes the most."""
+        """The name of the largest term."""
         terms = self.terms()
         return max(terms, key=lambda term: terms[term])
 
@@ -94,7 +91,7 @@ class TokenTime:
 
 
 def steps(shape: Shape, precision: Precision, context: int, lanes: Lanes) -> tuple[Step, ...]:
-    """What the lane with the most to do does for one token."""
+    """The work of the lane that has the most, for one token."""
     return tuple(_steps(shape, precision, context, lanes))
 
 
@@ -111,7 +108,7 @@ def _steps(shape: Shape, precision: Precision, context: int, lanes: Lanes) -> It
             MODULES if several else 0,
             lanes.delay,
         )
-    # The head's lanes have a part of the vocabulary each, and agree on a token: nothing can be late there.
+    # Each lane has a part of the vocabulary, and all need the chosen token: the head's exchange cannot be delayed.
     yield Step(1, _bytes(shape.head_weights(), precision, lanes.count), 0.0, HEAD_STAGES, 0, 1 if several else 0, 0)
 
 
@@ -120,7 +117,7 @@ def _bytes(weights: Sequence[Weights], precision: Precision, lanes: int) -> floa
 
 
 def token_time(work: Sequence[Step], bandwidth: float, latencies: Latencies, exchange_us: float = 0.0) -> TokenTime:
-    """A token on lanes that each read ``bandwidth`` bytes per second at best."""
+    """The time of a token where each lane has a read ceiling of ``bandwidth`` bytes per second."""
     total = TokenTime()
     for step in work:
         total = total.plus(_step_time(step, bandwidth, latencies, exchange_us), step.times)

@@ -1,4 +1,4 @@
-"""The machines and models that have a name."""
+"""``monolane plan --list``: the machines and models that the planner knows by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def models() -> list[ListedModel]:
 def text() -> str:
     machines = [["machine", "memory", "bandwidth"]]
     for machine in MACHINES.values():
-        assert machine.bandwidth is not None, "only a machine found here is without"
+        assert machine.bandwidth is not None, "only the machine this runs on may have no nominal bandwidth"
         machines.append([machine.name, human_size(machine.memory), columns.speed(machine.bandwidth)])
     rows = [["model", "", "parameters", "active", "per token", "published in"]]
     for model in models():
@@ -56,7 +56,7 @@ def text() -> str:
     return "\n".join(
         [
             *columns.table(machines),
-            f"{THIS}: the machine we are on, once 'monolane ceiling' has measured it. Several: 8xH200.",
+            f"{THIS}: the machine this runs on, once 'monolane ceiling' has measured it. Several: 8xH200.",
             "",
             *columns.table(rows, left=2),
             "?: not all of its figures are confirmed; its plan says which.",

@@ -1,4 +1,4 @@
-"""Machines by their numbers: what their makers say, and what is assumed where nothing was measured."""
+"""The machines that the planner knows: figures of their data sheets, and assumptions where nothing was measured."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ Kind = Literal["gpu", "cpu"]
 
 MOST_LANES = 64
 THIS = "this"
-# Of a machine's memory: what the driver, buffers and the kernel take.
-RESERVED = 0.05
+RESERVED = 0.05  # the share of a machine's memory for the driver, buffers and the kernel
 
-_FABRIC_US = 3.0  # what the one published engine with exchanges inside its kernel stays under
+_FABRIC_US = 3.0  # an upper bound, published for the one other engine with exchanges inside its kernel
 _PCIE_US = 10.0
 _FABRIC = "published for another engine's exchanges inside a kernel; not measured by this program"
 _PCIE = "a guess for PCIe without direct links; not measured"
@@ -24,18 +23,15 @@ _PCIE = "a guess for PCIe without direct links; not measured"
 
 @dataclass(frozen=True)
 class Machine:
-    """``bandwidth``: bytes per second that the maker names; None where it is not known.
-
-    ``ceiling_share``: of the bandwidth, what plain reads get. ``exchange_us``: a hand-off that crosses lanes.
-    """
+    """A GPU, or a computer without one."""
 
     name: str
     kind: Kind
     memory: int  # bytes
-    bandwidth: float | None
-    ceiling_share: float
-    exchange_us: float = _FABRIC_US
-    assumed: Mapping[str, str] = field(default_factory=dict)
+    bandwidth: float | None  # nominal, in bytes per second; None where it is not known
+    ceiling_share: float  # read ceiling / bandwidth, where the ceiling was not measured
+    exchange_us: float = _FABRIC_US  # of a hand-off that crosses lanes
+    assumed: Mapping[str, str] = field(default_factory=dict)  # figure -> why it is assumed
 
     @property
     def room(self) -> float:
@@ -77,7 +73,7 @@ MACHINES: dict[str, Machine] = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """So many of one machine, of which ``lanes`` work on the request."""
+    """``count`` machines of one type, of which ``lanes`` work on a request, one lane each."""
 
     machine: Machine
     count: int
@@ -89,7 +85,7 @@ class Cluster:
 
 
 def cluster(spec: str, lanes: int | None, this: Machine | None) -> Cluster:
-    """``8xH200``, ``rtx-4090``, ``this``. ``this`` is the machine we are on, where it was asked for."""
+    """The machines of a spec such as ``8xH200``, ``rtx-4090`` or ``this``; ``this`` then is the current machine."""
     match = re.fullmatch(r"(?:(\d{1,4})\s*[x\u00d7*]\s*)?(\S.*)", spec.strip(), re.IGNORECASE)
     if match is None:
         raise UsageError("The name of the machine is empty.", "Give one, such as --on 8xH200.")
@@ -109,7 +105,7 @@ def is_this(spec: str) -> bool:
 
 
 def by_name(name: str) -> Machine:
-    """However it is spelled: "RTX 4090", "rtx-4090", "rtx4090"."""
+    """The machine of this name in any spelling: "RTX 4090", "rtx-4090", "rtx4090"."""
     for machine in MACHINES.values():
         if _plain(machine.name) == _plain(name):
             return machine
@@ -117,13 +113,14 @@ def by_name(name: str) -> Machine:
 
 
 def known_gpu(full_name: str) -> Machine | None:
-    """The machine that a driver calls, for example, "NVIDIA H200". Whole words: a GH200 is something else."""
+    """The machine of a name that the driver reports, such as "NVIDIA H200". Whole words must match: a GH200 is no
+    H200."""
     words = f" {_words(full_name)} "
     return next((one for one in MACHINES.values() if one.kind == "gpu" and f" {_words(one.name)} " in words), None)
 
 
 def this_machine(ceiling: float | None, gpu: tuple[str, int] | None, cpu: str, free_memory: int | None) -> Machine:
-    """The machine we are on: its GPU (name and bytes of memory) or, without one, its CPU, as results call it."""
+    """The current machine: its GPU (name and bytes of memory) or, without one, its CPU (name as in results)."""
     if gpu is not None and (known := known_gpu(gpu[0])) is not None:
         return known
     if ceiling is None or (gpu is None and free_memory is None):

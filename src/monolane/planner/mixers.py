@@ -1,4 +1,4 @@
-"""The kinds of attention that published models have, each with its weights, its cache and its stages."""
+"""The kinds of attention of published models, each with its weights, its cache and its stages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from monolane.planner.parts import CACHE_ELEMENT_BYTES, Cache, Part, Weights, matrix, small
 
-STATE_ELEMENT_BYTES = 4  # a recurrent state is kept in fp32, or it would drift
+STATE_ELEMENT_BYTES = 4  # a recurrent state is kept in fp32, so that rounding errors do not accumulate
 
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """Query heads that share key/value heads: Llama, Qwen, gpt-oss. ``gated`` doubles the rows of q."""
+    """Grouped-query attention: Llama, Qwen, gpt-oss. ``gated`` doubles the rows of q."""
 
     heads: int
     kv_heads: int
@@ -27,26 +27,26 @@ class GroupedAttention:
 
     def weights(self, hidden: int) -> tuple[Weights, ...]:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        asked = q * (2 if self.gated else 1)
-        vectors = (asked + 2 * kv) * self.qkv_bias + hidden * self.o_bias
+        q_rows = q * (2 if self.gated else 1)
+        vectors = (q_rows + 2 * kv) * self.qkv_bias + hidden * self.o_bias
         vectors += 2 * self.head_dim * self.qk_norm + self.heads * self.sinks
         return (
-            matrix(Part.ATTENTION, hidden * (asked + q), self.heads),
+            matrix(Part.ATTENTION, hidden * (q_rows + q), self.heads),
             matrix(Part.ATTENTION, hidden * 2 * kv, self.kv_heads),
             small(vectors),
         )
 
     def cache(self, context: int) -> Cache:
-        seen = context if self.window is None else min(context, self.window)
-        size = 2 * self.kv_heads * self.head_dim * seen * CACHE_ELEMENT_BYTES
+        positions = context if self.window is None else min(context, self.window)
+        size = 2 * self.kv_heads * self.head_dim * positions * CACHE_ELEMENT_BYTES
         return Cache(size, size, self.kv_heads)
 
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Keys and values as one short vector per position that all heads share (MLA): DeepSeek-V3, Kimi-K2.
+    """Multi-head latent attention (MLA), with one latent vector per position for all heads: DeepSeek-V3, Kimi-K2.
 
-    ``q_rank`` is None where the query is not made through a short vector.
+    ``q_rank`` is None where queries are not made from a latent vector.
     """
 
     heads: int
@@ -56,7 +56,7 @@ class LatentAttention:
     rope_dim: int
     value_dim: int
 
-    stages = 6  # down, q up, keys into the query, attend, values out, o
+    stages = 6  # down-projections, q up, absorb the key projection into q, attend, value projection, o
 
     def weights(self, hidden: int) -> tuple[Weights, ...]:
         q = self.heads * (self.nope_dim + self.rope_dim)
@@ -80,7 +80,7 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class LinearAttention:
-    """A state of fixed size instead of a cache, read and written at every token (gated delta net): Qwen3-Next."""
+    """Gated delta net, with a state of fixed size that every token reads and writes, instead of a cache: Qwen3-Next."""
 
     key_heads: int
     value_heads: int
@@ -108,10 +108,10 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class CompressedAttention:
-    """One key/value head; older positions are compressed ``rate`` to one: DeepSeek-V4.
+    """One KV head, with positions older than the window compressed ``rate`` to 1: DeepSeek-V4.
 
-    With an indexer (``top_k``), a token reads all its short keys, and only the best of the compressed positions.
-    ``rate`` is None where nothing older than the window is kept.
+    With an indexer (``top_k``), a token reads the indexer's short keys of all compressed positions, and of these
+    positions only the best ``top_k``. ``rate`` is None where nothing older than the window is kept.
     """
 
     heads: int
@@ -127,16 +127,16 @@ class CompressedAttention:
 
     @property
     def stages(self) -> int:
-        return 6 if self.top_k else 5  # down, q up, (choose,) attend, o down, o up
+        return 6 if self.top_k else 5  # down, q up, (indexer,) attend, o down, o up
 
     def weights(self, hidden: int) -> tuple[Weights, ...]:
         q = self.heads * self.head_dim
         down = hidden * (self.q_rank + self.head_dim)
         vectors = self.q_rank + self.head_dim + self.heads
         if self.rate is not None:
-            width = 2 if self.top_k else 1  # neighbouring pieces overlap where only the best are read
-            down += hidden * 2 * width * self.head_dim
-            vectors += self.rate * width * self.head_dim + self.head_dim
+            overlap = 2 if self.top_k else 1  # with an indexer, neighbouring compressed spans overlap
+            down += hidden * 2 * overlap * self.head_dim
+            vectors += self.rate * overlap * self.head_dim + self.head_dim
         indexed = 0
         if self.rate is not None and self.top_k:
             down += hidden * (2 * 2 * self.index_dim + self.index_heads)
@@ -151,9 +151,9 @@ class CompressedAttention:
         )
 
     def cache(self, context: int) -> Cache:
-        near = min(context, self.window) * self.head_dim
-        old = context // self.rate if self.rate else 0
-        keys = old * self.index_dim if self.top_k else 0
-        read = min(old, self.top_k) if self.top_k else old
-        held, moved = (near + keys + count * self.head_dim for count in (old, read))
+        window = min(context, self.window) * self.head_dim
+        compressed = context // self.rate if self.rate else 0
+        index_keys = compressed * self.index_dim if self.top_k else 0
+        read = min(compressed, self.top_k) if self.top_k else compressed
+        held, moved = (window + index_keys + count * self.head_dim for count in (compressed, read))
         return Cache(held * CACHE_ELEMENT_BYTES, moved * CACHE_ELEMENT_BYTES, 1)

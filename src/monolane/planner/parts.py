@@ -1,4 +1,4 @@
-"""The words a model is described in: how many weights of which kind there are, and what of a cache a token reads."""
+"""The types that describe a model to the planner: numbers of weights by part, sizes of caches, parts of a layer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-CACHE_ELEMENT_BYTES = 2  # keys and values are kept in 16 bits, whatever the weights are kept in
+CACHE_ELEMENT_BYTES = 2  # keys and values are bf16, whatever the format of the weights
 
 
 class Part(StrEnum):
-    """What weights are for: also the rows of the report, in this order."""
+    """What weights are for. The report has a row for each, in this order."""
 
     ATTENTION = "attention"
     DENSE = "dense ffn"
@@ -24,32 +24,29 @@ class Part(StrEnum):
 
 @dataclass(frozen=True)
 class Weights:
-    """Elements that are kept in memory, and those of them that one token reads.
-
-    ``units`` is the number of equal pieces that lanes can share; of 1, every lane keeps and reads all.
-    """
+    """The weights of one part, counted in elements."""
 
     part: Part
-    stored: int
-    active: int
-    units: int = 1
+    stored: int  # kept in memory
+    active: int  # read for one token
+    units: int = 1  # equal pieces that can be divided among lanes; with 1, every lane keeps and reads all
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Bytes of one layer's cache: kept in memory, and moved for one token. ``units`` as for weights."""
+    """The cache of one layer."""
 
-    held: int
-    moved: int
-    units: int
+    held: int  # bytes kept in memory
+    moved: int  # bytes read and written for one token
+    units: int  # as for weights
 
 
 class Mixer(Protocol):
-    """The part of a layer that looks at other positions."""
+    """The part of a layer that mixes positions: a kind of attention."""
 
     @property
     def stages(self) -> int:
-        """Steps that each wait for all workers of the one before."""
+        """The number of stages of the program, each of which waits for a hand-off."""
 
     def weights(self, hidden: int) -> tuple[Weights, ...]: ...
 
@@ -57,28 +54,28 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """The part of a layer that looks at one position."""
+    """The part of a layer that works on each position alone."""
 
     @property
     def stages(self) -> int: ...
 
     @property
     def blind(self) -> int:
-        """Stages whose weights are not known before the stage before has ended: nothing can be fetched ahead."""
+        """The number of stages whose weights cannot be prefetched, because the stage before chooses them."""
 
     def weights(self, hidden: int) -> tuple[Weights, ...]: ...
 
 
 def share(units: int, lanes: int) -> float:
-    """The part of something in equal pieces that the lane with the most of them has."""
+    """The share of ``units`` equal pieces that the lane with the most pieces has."""
     return -(-units // lanes) / units
 
 
 def matrix(part: Part, elements: int, units: int) -> Weights:
-    """Weights of which every token reads all."""
+    """Weights that every token reads completely."""
     return Weights(part, elements, elements, units)
 
 
 def small(elements: int) -> Weights:
-    """Norms and biases: every lane has them."""
+    """Norms and biases, which every lane has."""
     return Weights(Part.SMALL, elements, elements)

@@ -1,4 +1,4 @@
-"""How many bits a weight takes, part by part: one of a few formats, or what a model was published in."""
+"""Bits per weight, part by part: one of a few formats, or the format that a model was published in."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from monolane.planner.parts import Part, Weights
 
 PUBLISHED = "published"
 BF16_BITS = 16.0
-# With their scales: fp8 one per block of 128 x 128 (nothing), int4 16 bits per 32 weights, fp4 8 bits per 32 weights.
+# Bits per weight with scales: int4 has 16 bits of scale per 32 weights, fp4 has 8; fp8 has one per 128 x 128, which
+# does not count.
 FORMATS = {"bf16": BF16_BITS, "fp8": 8.0, "int4": 4.5, "fp4": 4.25}
 DTYPES = (*FORMATS, PUBLISHED)
 
-# What quantisation is for. Head, router, embedding, norms and biases are small or delicate, and stay as they are.
+# The parts that are quantised. Head, router, embedding, norms and biases are small or sensitive, and are not.
 LAYER_PARTS = (Part.ATTENTION, Part.DENSE, Part.ROUTED, Part.SHARED)
 _EXPERTS_ALONE = (Part.ROUTED,)
-# As the names of tensors that a checkpoint's quantisation leaves out say it.
+# Names in a checkpoint's list of tensors that are not quantised -> their part.
 _LEFT_OUT = {"self_attn": Part.ATTENTION, "shared_expert": Part.SHARED, "mlp": Part.DENSE}
 
 
 @dataclass(frozen=True)
 class Precision:
-    """``bits`` has the parts that are not ``rest`` bits wide."""
+    """Bits per weight of each part."""
 
     name: str
     bits: Mapping[Part, float] = field(default_factory=dict)
-    rest: float = BF16_BITS
+    rest: float = BF16_BITS  # of the parts that ``bits`` does not have
 
     def active_bytes(self, weights: Weights) -> float:
         return weights.active * self._bits(weights.part) / 8
@@ -41,18 +42,18 @@ class Precision:
 
 
 def named(dtype: str) -> Precision:
-    """All layers in one format."""
+    """The precision with all layers in one format."""
     if dtype not in FORMATS:
         raise UsageError(f"There is no dtype {dtype!r}.", f"Choose one of: {', '.join(DTYPES)}.")
     return _some(dtype, LAYER_PARTS, FORMATS[dtype])
 
 
 def published(settings: Settings) -> Precision:
-    """What a ``config.json`` says its weights are stored in."""
+    """The precision of a checkpoint, by its ``config.json``."""
     found = settings.get("quantization_config")
     if found is None:
-        wide = settings.get("dtype") or settings.get("torch_dtype")
-        return Precision("fp32", rest=32.0) if wide == "float32" else named("bf16")
+        dtype = settings.get("dtype") or settings.get("torch_dtype")
+        return Precision("fp32", rest=32.0) if dtype == "float32" else named("bf16")
     quantised = Settings(found if isinstance(found, dict) else {}, f"{settings.source}: quantization_config")
     method = quantised.get("quant_method")
     if method == "mxfp4":
@@ -67,8 +68,8 @@ def published(settings: Settings) -> Precision:
     if method in ("gptq", "awq"):
         return _grouped(method, LAYER_PARTS, quantised)
     raise UnsupportedModelError(
-        f"{settings.source}: weights quantised by {method!r} are of a size the planner does not know.",
-        f"Say what to count with: --dtype {', '.join(FORMATS)}.",
+        f"{settings.source}: the planner does not know the size of weights quantised by {method!r}.",
+        f"Choose a format to count with: --dtype {', '.join(FORMATS)}.",
     )
 
 
@@ -87,7 +88,7 @@ def _compressed(quantised: Settings) -> Precision:
 
 
 def _grouped(method: str, parts: tuple[Part, ...], settings: Settings) -> Precision:
-    """Weights in groups that share a scale of 16 bits; without a group size, a row shares one."""
+    """Weights in groups with a scale of 16 bits each; without a group size there is one scale per row."""
     bits = settings.integer("bits", 16, default=4)
     size = settings.get("group_size")
     scale = 16.0 / size if isinstance(size, int) and size > 0 else 0.0

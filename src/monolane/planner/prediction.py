@@ -1,4 +1,4 @@
-"""The plan itself: a model on a machine, whether it fits, what it can reach at best, and what it should take."""
+"""Predicts a model on a machine: whether it fits, its roofline, and its time per token."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DEFAULT_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Bytes per second that reads get on one lane, and who says so; a hand-off while nothing is read, where known."""
+    """The read ceiling of one lane."""
 
     bytes_per_s: float
-    source: str
-    handoff_us: float | None = None
+    source: str  # measured or assumed, in words
+    handoff_us: float | None = None  # of a hand-off while memory is idle, where it was measured
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Prediction:
 
     @property
     def error(self) -> float | None:
-        """Relative, of the time."""
+        """The relative error of the predicted time."""
         return self.calibration.error
 
     @property
@@ -54,7 +54,7 @@ class Prediction:
         )
 
     def roofline_us(self, bandwidth: float) -> float:
-        """If all bytes of the lane with the most were read at this many per second, and nothing else took time."""
+        """The time to read the bytes per token of the lane that has the most, at ``bandwidth`` bytes per second."""
         return self.footprint.total.lane_active / bandwidth * MICRO
 
 
@@ -68,7 +68,7 @@ def predict(
     delay: int | None = None,
     measured: Ceiling | None = None,
 ) -> Prediction:
-    """``measured`` is the ceiling of this very machine, where it has been measured."""
+    """Predict; ``measured`` is the ceiling of the cluster's machine, where ``monolane ceiling`` has measured it."""
     precision = model.precision(dtype)
     context = _context(model, context)
     lanes = Lanes(cluster.lanes, cluster.machine.exchange_us, _delay(model, delay, cluster.lanes))
@@ -83,7 +83,7 @@ def predict(
 
 
 def ceiling_of(machine: Machine, results: Sequence[Result]) -> Ceiling:
-    """As measured with the results, or assumed."""
+    """The ceiling that was measured with the results, or else an assumed one."""
     found = measured_ceiling(machine, results)
     if found is not None:
         return Ceiling(found, "measured, median of the results")
@@ -91,20 +91,20 @@ def ceiling_of(machine: Machine, results: Sequence[Result]) -> Ceiling:
     return Ceiling(machine.bandwidth * machine.ceiling_share, "assumed")
 
 
-def _context(model: Described, asked: int | None) -> int:
+def _context(model: Described, option: int | None) -> int:
     limit = model.shape.context
-    if asked is None:
+    if option is None:
         return min(DEFAULT_CONTEXT, limit)
-    if not 0 <= asked <= limit:
+    if not 0 <= option <= limit:
         raise UsageError(
-            f"A context of {asked:,} tokens is not possible: {model.name} was made for at most {limit:,}.",
+            f"A context of {option:,} tokens is not possible: {model.name} was made for at most {limit:,}.",
             f"Choose a context from 0 to {limit}.",
         )
-    return asked
+    return option
 
 
-def _delay(model: Described, asked: int | None, lanes: int) -> int:
-    delay = (model.delay if lanes > 1 else 0) if asked is None else asked
+def _delay(model: Described, option: int | None, lanes: int) -> int:
+    delay = (model.delay if lanes > 1 else 0) if option is None else option
     most = 2 * len(model.shape.layers)
     if not 0 <= delay < most:
         raise UsageError(
@@ -116,7 +116,7 @@ def _delay(model: Described, asked: int | None, lanes: int) -> int:
 
 
 def _require_room(model: Described, weight: Footprint, cluster: Cluster, context: int) -> None:
-    """Refuse what does not fit, with the numbers."""
+    """Refuse a model that does not fit into memory, with the numbers."""
     total, room = weight.total, cluster.machine.room
     weights, cache = total.lane_held - weight.cache.lane_held, weight.cache.lane_held
     if total.lane_held <= room:

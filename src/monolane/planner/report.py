@@ -1,4 +1,4 @@
-"""A prediction for people and for programs."""
+"""A prediction as text and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BINDS = {
 
 
 def text(plan: Prediction) -> str:
-    """Everything on one screen."""
+    """The whole report."""
     lanes = f"{plan.lanes.count} lane" + ("s" if plan.lanes.count > 1 else "")
     unused = plan.cluster.count - plan.lanes.count
     idle = f" ({unused} of the {plan.cluster.count} GPUs unused)" if unused else ""
@@ -100,7 +100,7 @@ def _predicted(plan: Prediction) -> str:
 
 
 def _terms(plan: Prediction) -> list[str]:
-    """What the predicted time is made of; a term that is hidden behind others takes none."""
+    """The terms of the predicted time. A term that is hidden behind others is 0."""
     latencies, lanes = plan.calibration.latencies, plan.lanes
     each = f"{latencies.handoff_us:.2f} µs, {latencies.pause_us:.2f} where weights hide them"
     notes = {
@@ -124,10 +124,10 @@ def _exchanges(plan: Prediction) -> int:
 
 
 def error_bar(plan: Prediction) -> str:
-    """How it came about, and what it does not cover."""
+    """The error bar, how it was estimated, and what it does not cover."""
     calibration, machine = plan.calibration, plan.cluster.machine
     if calibration.error is None:
-        return "none: there is no measured result to hold the model against, so its latencies are those of first probes"
+        return "none: there is no measured result to compare with, so the latencies are those of early probes"
     models = len({result.model for result in calibration.results})
     said = (
         f"± {calibration.error:.0%}, {_METHOD}, over {len(calibration.results)} measured time(s) of {models} model(s) "
@@ -148,7 +148,7 @@ def error_bar(plan: Prediction) -> str:
 
 
 def assumptions(plan: Prediction) -> dict[str, str]:
-    """Everything that was neither measured nor published, by what it is about."""
+    """Everything that is neither measured nor published: subject -> why it is assumed."""
     found = {f"{plan.model.name}: {key}": why for key, why in plan.model.assumed.items()}
     machine = plan.cluster.machine
     if plan.ceiling.source == "assumed":

@@ -1,4 +1,4 @@
-"""A model as the planner sees it: layers made of parts, and what they weigh."""
+"""The shape of a model, as the planner needs it: layers made of parts, and the numbers of their weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from monolane.planner.parts import FeedForward, Mixer, Part, Weights, small
 
 @dataclass(frozen=True)
 class Layer:
-    """``streams`` above 1: the residual is several vectors, mixed before and after each part (hyper-connections)."""
+    """One layer of a model."""
 
     mixer: Mixer
     ffn: FeedForward
-    streams: int = 1
+    streams: int = 1  # residual vectors; more than 1 are mixed before and after each part (hyper-connections)
 
     @property
     def stages(self) -> int:
@@ -37,33 +37,33 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """``context`` is the longest the model was made for."""
+    """The sizes of a model."""
 
     hidden: int
     vocab: int
     tied: bool
-    context: int
+    context: int  # tokens, at most
     layers: tuple[Layer, ...]
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:
-        """Every kind of layer, and how many there are of it."""
+        """Every kind of layer, with the number of such layers."""
         return tuple(Counter(self.layers).items())
 
     def head_weights(self) -> tuple[Weights, ...]:
-        """What is read once per token, before and after the layers."""
+        """The weights before and after the layers, which are read once per token."""
         table = self.vocab * self.hidden
         streams = self.layers[0].streams
         mixing = streams * streams * self.hidden + streams + 1 if streams > 1 else 0
         return (
             Weights(Part.HEAD, 0 if self.tied else table, table, self.vocab),
-            # A tied table lies where the head lies, divided as the head is; one of its own is kept by every lane.
+            # A tied table is the head's and divided among lanes like it; a separate table is kept by every lane.
             Weights(Part.EMBEDDING, table, self.hidden, self.vocab if self.tied else 1),
             small(self.hidden + mixing),
         )
 
     def all_weights(self) -> Iterator[tuple[Weights, int]]:
-        """All weights, each with the number of times it is there."""
+        """All weights, each with the number of layers that have them."""
         for layer, count in self.kinds:
             yield from ((weights, count) for weights in layer.weights(self.hidden))
         yield from ((weights, 1) for weights in self.head_weights())
@@ -74,12 +74,12 @@ class Shape:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token reads; of the embedding, its row."""
+        """The number of weights that one token reads; of the embedding that is one row."""
         return sum(weights.active * count for weights, count in self.all_weights())
 
     @property
     def handoffs(self) -> int:
-        """As a program counts them: one before every stage but the look-up of the embedding."""
+        """Hand-offs per token: one before every stage of the program except the embedding."""
         return sum(layer.stages * count for layer, count in self.kinds) + HEAD_STAGES
 
 
@@ -87,7 +87,7 @@ HEAD_STAGES = 2  # the head, sampling
 
 
 def shape_of(config: ModelConfig) -> Shape:
-    """A model that this program runs."""
+    """The shape of a model that Monolane can run."""
     layers = tuple(
         Layer(
             GroupedAttention(

@@ -1,4 +1,4 @@
-"""From what a user typed to a described model: a name, a folder, a GGUF file, or the config of an id on the hub."""
+"""Finds the model that a user names: an entry of the catalogue, a folder, a GGUF file, or the config of a hub id."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from monolane.planner.shape import Shape, shape_of
 from monolane.progress import Silent
 
 CONFIG = "config.json"
-CONFIG_LIMIT = 16 << 20  # bytes; no config comes near
+CONFIG_LIMIT = 16 << 20  # bytes: far more than any config has
 
 
 @dataclass(frozen=True)
 class Described:
-    """A model's sizes. ``as_published`` is asked only where no other dtype was chosen; it may not know."""
+    """A model as the planner sees it."""
 
     name: str
     shape: Shape
-    as_published: Callable[[], Precision]
+    as_published: Callable[[], Precision]  # raises for an unknown quantisation; not called if a dtype was chosen
     delay: int = 0
     assumed: Mapping[str, str] = field(default_factory=dict)
 
@@ -46,7 +46,7 @@ class Described:
 
 
 def describe(spec: str, hub: Hub | None = None) -> Described:
-    """The model of a name, path or id. No weights are fetched or read."""
+    """The model of this name, path or hub id. No weights are fetched or read."""
     if (entry := CATALOGUE.get(spec.lower())) is not None:
         return from_entry(entry)
     if (path := _local(spec)) is not None:
@@ -74,7 +74,7 @@ def _local(spec: str) -> Path | None:
     try:
         path = Path(spec).expanduser()
         return path if spec.strip() and path.exists() else None
-    except (OSError, RuntimeError):  # too long for a path, no permission to look, no such home
+    except (OSError, RuntimeError):  # the path is too long, permission is denied, or there is no such home folder
         return None
 
 
@@ -89,7 +89,7 @@ def _folder(path: Path) -> Described:
 
 
 def _hub_config(repo: str, hub: Hub) -> Described:
-    """The config alone, from a model already fetched or from the hub."""
+    """Read the config of a model that was fetched earlier, or fetch the config alone from the hub."""
     fetched = cache_folder("models") / "hub" / repo.replace("/", "--")
     if fetched.is_dir():
         return _folder(fetched)
@@ -117,7 +117,7 @@ def _gguf(path: Path) -> Described:
 
 
 def stored_precision(tensors: Mapping[str, StoredTensor]) -> Precision:
-    """Bits per weight as they lie in a GGUF file, averaged over each part."""
+    """Bits per weight in a GGUF file, averaged over each part."""
     sizes: dict[Part, int] = {}
     elements: dict[Part, int] = {}
     for name, tensor in tensors.items():
@@ -130,7 +130,7 @@ def stored_precision(tensors: Mapping[str, StoredTensor]) -> Precision:
 
 
 def gguf_part(name: str, tensor: StoredTensor) -> Part:
-    """What a tensor of a GGUF file is for."""
+    """The part that a tensor of a GGUF file belongs to."""
     if len(tensor.shape) == 1:
         return Part.SMALL
     if name in (gguf_name("embed"), gguf_name("head")):

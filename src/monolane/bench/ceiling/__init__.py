@@ -1,1 +1,1 @@
-"""What a machine really gives: read bandwidth, hand-offs, barriers, launches; measured, kept and drawn."""
+"""``monolane ceiling``: measure the read bandwidth and the cost of hand-offs, barriers and launches of this machine."""

@@ -1,4 +1,4 @@
-"""``python -m monolane.bench.ceiling``: the ceiling where only NumPy and the CUDA packages are installed."""
+"""``python -m monolane.bench.ceiling``: ``monolane ceiling`` with only NumPy and the CUDA packages installed."""
 
 import sys
 

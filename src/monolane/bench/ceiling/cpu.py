@@ -1,4 +1,4 @@
-"""What a CPU gives: reading by more and more threads, what meeting costs them, and how long they take to wake."""
+"""The ceiling of a CPU: read bandwidth by number of threads, the cost of hand-offs and barriers, and wake-up times."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ from monolane.errors import TargetError
 from monolane.target.cpu.machine import processors, vector_level
 
 REPEATS = 3
-ROUNDS = 2000
-PIECE_BYTES = 256 << 10  # that each thread reads between two meetings: some 20 µs
+ROUNDS = 2000  # hand-offs or barriers of one measurement
+PIECE_BYTES = 256 << 10  # that each thread reads between two hand-offs while memory streams: some 20 µs
 WAKES = 50
 DEADLINE_S = 5.0  # of one measurement
-NOTHING, KINDS = 0, {HANDOFF: 1, BARRIER: 2}  # as in csrc/handoff.cpp
+NOTHING, KINDS = 0, {HANDOFF: 1, BARRIER: 2}  # enum Kind of csrc/handoff.cpp
 
 METHOD = (
-    "pinned threads, one a core; reading: the best of plain and prefetched 64-byte loads over a buffer each, best of "
-    f"{REPEATS}; hand-off: each publishes a tagged word and reads all, barrier: one counter, mean of {ROUNDS:,}; idle: "
-    f"nothing else; streaming: what they add to reading {PIECE_BYTES >> 10} KiB between two, median of {REPEATS}; "
-    "starting: from waking sleeping threads until the last is awake, median; there and back: a word between two threads"
+    "pinned threads, one per core; reading: every thread reads its own buffer with 64-byte loads, the best of plain "
+    f"loads and several prefetch distances, best of {REPEATS}; hand-off: every thread publishes a tagged word and "
+    f"reads those of all threads, barrier: one counter, mean of {ROUNDS:,}; idle: the threads do nothing else; "
+    f"streaming: every thread reads {PIECE_BYTES >> 10} KiB between two hand-offs or barriers, and the time that these "
+    f"add to the reading counts, median of {REPEATS}; starting: from waking sleeping threads until the last is awake, "
+    "median; there and back: the round trip of a word between two threads"
 )
 
 
 def thread_counts(most: int) -> list[int]:
-    """1, 2, 4, ... and all."""
+    """The powers of two below ``most``, and ``most`` itself."""
     return sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
 
 
 def measure() -> Ceiling:
+    """Measure everything that ``monolane ceiling`` reports of a CPU."""
     began = time.monotonic()
     workers = len(processors())
     reader = ReadCeiling(workers)
     reads = [
         Read(_threads(count), max(reader.measure(count) for _ in range(REPEATS))) for count in thread_counts(workers)
     ]
-    meetings = Meetings(reader)
-    waits = [meetings.wait(what, streaming) for what in KINDS for streaming in (0, PIECE_BYTES)]
-    launch, trip = meetings.wake_us(), meetings.round_trip_us()
+    threads = ThreadSync(reader)
+    waits = [threads.wait(what, streaming) for what in KINDS for streaming in (0, PIECE_BYTES)]
+    launch, trip = threads.wake_us(), threads.round_trip_us()
     return Ceiling(
         device=f"cpu ({workers} x {vector_level().name})",
         workers=workers,
@@ -53,29 +56,31 @@ def measure() -> Ceiling:
     )
 
 
-class Meetings:
-    """Threads that wait for each other."""
+class ThreadSync:
+    """Measures how long pinned threads take to synchronise and to wake up, with the library of csrc/handoff.cpp."""
 
     def __init__(self, reader: ReadCeiling) -> None:
         self._library = compiled("handoff.cpp")
-        self._library.monolane_meet_seconds.restype = c_double
+        self._library.monolane_sync_seconds.restype = c_double
         self._library.monolane_ping_seconds.restype = c_double
         self._library.monolane_wake_seconds.restype = ctypes.c_bool
         self._buffers = reader.buffers
 
     def wait(self, what: str, piece_bytes: int) -> Wait:
-        """Idle: the time of a round. Streaming: what it adds to a round that only reads."""
+        """The time of one hand-off or barrier. With ``piece_bytes`` of reading in each round, it is the difference to
+        rounds that only read."""
         if not piece_bytes:
             return Wait(what, 0, min(self._us(KINDS[what], 0) for _ in range(REPEATS)))
-        alone, together = [], []
+        only_reading, with_sync = [], []
         for _ in range(REPEATS):
-            alone.append(self._us(NOTHING, piece_bytes))
-            together.append(self._us(KINDS[what], piece_bytes))
-        added = median(more - less for more, less in zip(together, alone, strict=True))
-        speed = self._buffers.threads * piece_bytes / (median(together) * 1e-6)
-        return Wait(what, piece_bytes, max(added, 0.0), speed)  # below 0 is noise
+            only_reading.append(self._us(NOTHING, piece_bytes))
+            with_sync.append(self._us(KINDS[what], piece_bytes))
+        added = median(more - less for more, less in zip(with_sync, only_reading, strict=True))
+        speed = self._buffers.threads * piece_bytes / (median(with_sync) * 1e-6)
+        return Wait(what, piece_bytes, max(added, 0.0), speed)  # a negative difference is noise
 
     def wake_us(self) -> float:
+        """The median time from waking sleeping threads until the last of them is awake."""
         seconds = (c_double * WAKES)()
         have = self._buffers
         if not self._library.monolane_wake_seconds(have.threads, have.processors, WAKES, c_double(DEADLINE_S), seconds):
@@ -83,16 +88,16 @@ class Meetings:
         return float(median(seconds)) * 1e6
 
     def round_trip_us(self) -> float | None:
-        """None where there is only one processor."""
+        """The mean round trip of a word between two threads; None where there is only one processor."""
         if self._buffers.threads < 2:
             return None
         seconds = self._library.monolane_ping_seconds(self._buffers.processors, ROUNDS, c_double(DEADLINE_S))
         return _positive(seconds) * 1e6
 
     def _us(self, kind: int, piece_bytes: int) -> float:
-        """Of a round."""
+        """The mean time of one round in µs."""
         have = self._buffers
-        seconds = self._library.monolane_meet_seconds(
+        seconds = self._library.monolane_sync_seconds(
             kind,
             have.threads,
             have.processors,

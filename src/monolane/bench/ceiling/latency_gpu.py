@@ -1,5 +1,5 @@
-"""What waiting costs on a GPU: hand-offs and barriers of all blocks, with idle and with streaming memory; a launch; a
-word to the host and back."""
+"""Latencies of a GPU: hand-offs and barriers among all thread blocks, while memory is idle and while it streams; a
+kernel launch; the round trip of a word between the kernel and the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monolane.target.cuda.jit import compile_kernel
 
 ROUNDS, WARM_UP = 2000, 200  # hand-offs of a launch: some 5 ms
 CHUNK_BYTES = 16384
-IN_FLIGHT = (2, 4, 12)  # chunks of each block: as few as fill the memory's pipeline, twice that, and a whole ring
+IN_FLIGHT = (2, 4, 12)  # bulk copies of each thread block: few, twice as many, and a whole ring
 THREADS = 288
 REPEATS = 3
 LAUNCHES, ANSWERS = 50, 1000
@@ -34,34 +34,34 @@ LAUNCHES, ANSWERS = 50, 1000
     stamps="int64_t*",
 )
 class HandoffLaunch(Structure):
-    """What csrc/handoff.cu is given."""
+    """The parameters of the kernel in csrc/handoff.cu."""
 
     _fields_ = [
         ("memory", c_void_p),
-        ("share_chunks", c_int64),  # of the memory that each thread block streams, again and again
-        ("words", c_void_p),  # [2][thread block]: round in the upper half, a number in the lower
-        ("arrived", c_void_p),  # at barriers, all thread blocks together
-        ("failed", c_void_p),  # not 0: a thread block waited longer than it may
+        ("share_chunks", c_int64),  # chunks of memory that each thread block streams repeatedly
+        ("words", c_void_p),  # tagged words, [2][thread block]: the round in the upper 32 bits, a number in the lower
+        ("arrived", c_void_p),  # the counter of the barriers
+        ("failed", c_void_p),  # not 0: a thread block waited longer than the deadline
         ("sum", c_void_p),  # of all numbers that all thread blocks have read
-        ("stamps", c_void_p),  # [thread block]: rounds began, ended, streaming began, ended (ns), chunks streamed
+        ("stamps", c_void_p),  # [thread block][5]: rounds began, ended, streaming began, ended (ns), chunks streamed
         ("deadline_ns", c_int64),  # for the whole launch
         ("blocks", c_int32),
-        ("rounds", c_int32),
-        ("warm_up", c_int32),  # rounds before those
-        ("barriers", c_int32),  # 1: a counter, 0: tagged words
-        ("in_flight", c_int32),  # chunks of each thread block; 0: memory is idle
+        ("rounds", c_int32),  # that are timed
+        ("warm_up", c_int32),  # rounds before them
+        ("barriers", c_int32),  # 1: barriers on one counter, 0: tagged words
+        ("in_flight", c_int32),  # bulk copies in flight per thread block; 0: memory is idle
         ("unused", c_int32),
     ]
 
 
-@cpp.pointers(said="uint32_t*", heard="const uint32_t*", took="int64_t*", failed="uint32_t*")
+@cpp.pointers(kernel_word="uint32_t*", host_word="const uint32_t*", took="int64_t*", failed="uint32_t*")
 class AnswerLaunch(Structure):
-    """What csrc/answer.cu is given."""
+    """The parameters of the kernel in csrc/answer.cu."""
 
     _fields_ = [
-        ("said", c_void_p),  # in the host's memory: the round; one more than there are when the kernel has ended
-        ("heard", c_void_p),  # in the host's memory
-        ("took", c_void_p),  # [round], ns from saying to hearing
+        ("kernel_word", c_void_p),  # in host memory, written by the kernel: the round, and rounds + 1 at the end
+        ("host_word", c_void_p),  # in host memory, written by the host: the round that it answers
+        ("took", c_void_p),  # [round]: ns from writing kernel_word to seeing the answer in host_word
         ("failed", c_void_p),  # not 0: the host did not answer in time
         ("deadline_ns", c_int64),  # for the whole launch
         ("rounds", c_int32),
@@ -73,22 +73,26 @@ SOURCES = {"handoff": HandoffLaunch, "answer": AnswerLaunch}
 
 
 def source(name: str, header: str = "ptx.cuh") -> str:
+    """The source of the kernel: the lines that its .cu file needs before it, and the file."""
     text = (Path(__file__).parent / "csrc" / f"{name}.cu").read_text()
     return "\n".join([f'#include "{header}"', *cpp.launch_struct(SOURCES[name]), text])
 
 
 def shared_bytes(in_flight: int) -> int:
-    return in_flight * (CHUNK_BYTES + 8) + 16  # chunks, a barrier for each, flags
+    return in_flight * (CHUNK_BYTES + 8) + 16  # the chunks, an mbarrier for each, and flags
 
 
 def expected_sum(blocks: int, rounds: int) -> int:
-    """Of the numbers that every block reads of every block: block + round."""
+    """The sum of the numbers that all thread blocks read in all rounds, modulo 2**64.
+
+    In each round every thread block publishes its index + the round, and every thread block reads all of them.
+    """
     per_reader = rounds * blocks * (blocks - 1) // 2 + blocks * rounds * (rounds + 1) // 2
     return blocks * per_reader % 2**64
 
 
 def hand_offs(memory: GpuMemory) -> list[Wait]:
-    """Tagged words and one counter, idle and with ever more copies in flight."""
+    """Time hand-offs and barriers, while memory is idle and with each number of copies in flight."""
     blocks, context = memory.blocks, memory.context
     device = context.device
     fitting = [copies for copies in IN_FLIGHT if shared_bytes(copies) <= device.shared_limit]
@@ -116,7 +120,7 @@ def hand_offs(memory: GpuMemory) -> list[Wait]:
         context.download(addresses["stamps"], stamps)
         context.download(addresses["sum"], total)
         if not barriers and int(total[0]) != expected_sum(blocks, WARM_UP + ROUNDS):
-            raise TargetError("A hand-off did not bring what was published.", "Report this as a bug.")
+            raise TargetError("A hand-off delivered other numbers than were published.", "Report this as a bug.")
         return of_stamps(stamps, ROUNDS)
 
     context.enter()
@@ -130,7 +134,7 @@ def hand_offs(memory: GpuMemory) -> list[Wait]:
 
 
 def of_stamps(stamps: np.ndarray[tuple[int, ...], np.dtype[np.int64]], rounds: int) -> tuple[float, float]:
-    """Microseconds of a round, and bytes per second that streamed meanwhile."""
+    """The mean time of a round in µs, and the bytes per second that the copies streamed meanwhile."""
     us = float(stamps[:, 1].max() - stamps[:, 0].min()) / 1e3 / rounds
     if not stamps[:, 4].any():
         return us, 0.0
@@ -140,20 +144,20 @@ def of_stamps(stamps: np.ndarray[tuple[int, ...], np.dtype[np.int64]], rounds: i
 
 @dataclass(frozen=True)
 class HostWords:
-    """Two words that host and kernel both see."""
+    """Two words in pinned host memory: the kernel writes one and polls the other."""
 
-    said: c_uint32  # by the kernel
-    heard: c_uint32  # by the kernel, said by the host
+    kernel_word: c_uint32  # written by the kernel
+    host_word: c_uint32  # written by the host
 
     def answer(self, rounds: int, deadline_s: float = DEADLINE_S) -> None:
-        """Answer each round's word with the same, until the kernel ends."""
+        """Poll the kernel's word and copy each new value to the host's word, until the kernel has ended."""
         latest = time.perf_counter() + 2 * deadline_s
         seen = 0
         while seen <= rounds:
-            word = self.said.value
+            word = self.kernel_word.value
             if word != seen:
                 seen = word
-                self.heard.value = word
+                self.host_word.value = word
             elif time.perf_counter() > latest:
                 raise TargetError(
                     "The GPU does not write to the host's memory.", "Restart this program, and report it."
@@ -161,19 +165,19 @@ class HostWords:
 
 
 class HostLink:
-    """A kernel that talks with the host: how long a launch takes, and a word there and back."""
+    """Measures, with the kernel of csrc/answer.cu, how long a launch takes and a word's round trip to the host."""
 
     def __init__(self, memory: GpuMemory) -> None:
         self._memory, context = memory, memory.context
         self._kernel = context.load(compile_kernel(source("answer"), context.device.architecture).cubin, 0)
-        lines = context.host_memory(256)  # a cache line for each word, and some between
+        lines = context.host_memory(256)  # the two words lie 128 bytes apart, on different cache lines
         self._words = HostWords(c_uint32.from_address(lines), c_uint32.from_address(lines + 128))
         self._took, self._failed = context.allocate(8 * ANSWERS), context.allocate(4)
         context.clear(self._failed, 4)
         self._given = AnswerLaunch(lines, lines + 128, self._took, self._failed, int(DEADLINE_S * 1e9))
 
     def launch_us(self) -> tuple[float, float]:
-        """From the call that launches a grid to its first word seen by the host, and to its end: medians."""
+        """Median times from the call that launches a grid until the host sees its first word, and until its end."""
         begins, ends = [], []
         for _ in range(LAUNCHES):
             began = self._launch(0)
@@ -184,7 +188,7 @@ class HostLink:
         return median(begins) * 1e6, median(ends) * 1e6
 
     def round_trip_us(self) -> float:
-        """By the device's clock, with a host that waits in a Python loop: median."""
+        """The median by the device's clock. The host polls in a Python loop."""
         self._launch(ANSWERS)
         self._words.answer(ANSWERS)
         self._memory.wait("answers of the host", self._failed)
@@ -193,8 +197,8 @@ class HostLink:
         return float(np.median(took)) / 1e3
 
     def _launch(self, rounds: int) -> float:
-        """When it was asked for."""
-        self._words.said.value = self._words.heard.value = 0
+        """Launch the kernel; returns the host's time just before the call."""
+        self._words.kernel_word.value = self._words.host_word.value = 0
         self._given.rounds = rounds
         began = time.perf_counter()
         self._memory.context.launch(self._kernel, self._memory.blocks, 32, 0, self._given)

@@ -1,4 +1,4 @@
-"""A ceiling as a picture (SVG): bars for every way to read, for hand-offs and barriers, and for what the host pays."""
+"""A ceiling as a picture (SVG): bars for every way to read, for hand-offs and barriers, and for launch latencies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 from monolane.bench.ceiling.result import BARRIER, HANDOFF, HOST, load, speed
 
-WIDTH, LABELS = 1000, 380  # in the picture's units, which are a screen's pixels
-NUMBERS = 200  # behind the longest bar
+WIDTH, LABELS = 1000, 380  # pixels: of the picture, and of the labels to the left of the bars
+NUMBERS = 200  # pixels for the number to the right of the longest bar
 LINE, BAR = 22, 16
 READING, BEST, HOST_COLOUR = "#4c78a8", "#54a24b", "#b279a2"
 WAITING = {HANDOFF: "#f58518", BARRIER: "#e45756"}
@@ -44,7 +44,7 @@ def text(result: dict[str, Any]) -> str:
     ]
     page = _Page(f"{result['device']}: {speed(best)}")
     page.panel("Reading memory", reads)
-    page.panel(f"Until all {result['workers']} workers have heard of all; memory: {result['streaming']}", waits)
+    page.panel(f"Synchronising all {result['workers']} workers; memory: {result['streaming']}", waits)
     page.panel("With the host", host)
     return page.finish()
 
@@ -55,7 +55,7 @@ def _wait(wait: dict[str, Any]) -> str:
 
 
 class _Page:
-    """A column of panels that grows downwards."""
+    """Panels below each other; ``panel`` adds one."""
 
     def __init__(self, title: str) -> None:
         self._root = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg", width=str(WIDTH))
@@ -66,7 +66,7 @@ class _Page:
         self._text(20, title, size="17", weight="bold")
 
     def panel(self, heading: str, bars: Sequence[Bar]) -> None:
-        """Bars on one scale."""
+        """A heading and bars, all on the same scale."""
         self._y += 1.8 * LINE
         self._text(20, heading, weight="bold")
         scale = (WIDTH - LABELS - NUMBERS) / max((bar.value for bar in bars), default=1.0)

@@ -1,4 +1,4 @@
-"""The read ceiling of a CPU: the bandwidth its cores really get, which every decode speed is held against."""
+"""The read ceiling of a CPU: the measured bandwidth of its cores, which decode speeds are compared with."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from monolane.target.cpu.machine import processors, vector_level
 from monolane.target.cpu.memory import allocate
 
 BUFFER_BYTES = 512 << 20  # per thread: far more than any cache
-ALL_BYTES = 8 << 30  # of all threads together: many threads get less each
-DISTANCES = (0, 2048, 4096, 8192)  # bytes asked for ahead; 0 leaves it to the processor
+ALL_BYTES = 8 << 30  # limit for all threads together; with more than 16 threads each buffer is smaller
+DISTANCES = (0, 2048, 4096, 8192)  # bytes to prefetch ahead; 0 leaves prefetching to the processor
 
 
 def compiled(name: str) -> ctypes.CDLL:
-    """A source of csrc/ as a library."""
+    """Compile a source of csrc/ and load it as a library."""
     compiler = find_compiler()
     if compiler is None:
         raise TargetError("Measuring the read ceiling needs a C++ compiler.", "Install one: pip install ziglang")
@@ -25,14 +25,14 @@ def compiled(name: str) -> ctypes.CDLL:
 
 
 class Buffers:
-    """Memory for each of some threads, and the processors they are pinned to."""
+    """A buffer for each thread, and the processors that the threads are pinned to."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.size = min(BUFFER_BYTES, ALL_BYTES // threads) // 4096 * 4096
         self._memory = [allocate(self.size) for _ in range(threads)]
         for buffer in self._memory:
-            buffer[:] = 1  # untouched pages would all be the same zero page
+            buffer[:] = 1  # pages that were never written would all map to the same zero page
         self.addresses = (ctypes.c_void_p * threads)(*(buffer.ctypes.data for buffer in self._memory))
         self.processors = (ctypes.c_int32 * threads)(*processors()[:threads])
         self.sink = (ctypes.c_uint64 * threads)()
@@ -47,7 +47,7 @@ class ReadCeiling:
         self.buffers = Buffers(threads)
 
     def measure(self, threads: int | None = None) -> float:
-        """Bytes per second: the best of the ways to read, by all threads or the first of them."""
+        """Bytes per second at the best prefetch distance, by all threads or only the first ``threads``."""
         return max(self._once(distance, threads or self.buffers.threads) for distance in DISTANCES)
 
     def _once(self, distance: int, threads: int) -> float:

@@ -1,4 +1,4 @@
-"""The read ceiling of a GPU: the bandwidth its multiprocessors really get, which every decode speed is held against."""
+"""The read ceiling of a GPU: the measured bandwidth of its SMs, which decode speeds are compared with."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from monolane.target.cuda.jit import compile_kernel
 if TYPE_CHECKING:
     from monolane.target.cuda.driver import Context, Device, Kernel
 
-# Per multiprocessor: 4.4 GB on an H200, far more than its L2 cache. Not a power of two: shares would begin alike.
+# Per SM: 4.4 GB in all on an H200, far more than its L2 cache. It is not a power of two, so that the addresses at which
+# the SMs' shares begin differ in their lower bits.
 SHARE_BYTES = 257 << 17
-PASSES = 4  # over all of it in one launch: about 4 ms, beside which starting and ending do not count
-REPEATS = 2  # timed launches, after one that is not: a change of kernel changes the division of shared memory
+PASSES = 4  # over all of the memory in one launch: about 4 ms, so that starting and ending do not matter
+REPEATS = 2  # timed launches, after one that is not: changing the kernel changes the split of L1 and shared memory
 DEADLINE_S = 2.0  # of a launch
 KIB = 1024
 
@@ -31,8 +32,8 @@ KIB = 1024
 class Way:
     """A way to read: ``unroll`` 16-byte loads per thread at a time, or bulk copies into a ring of ``slots`` chunks.
 
-    Each block reads a share of its own from end to end, as a worker reads its tape. In turn: the blocks read piece
-    after piece of one long memory, so that every piece of a block lies on another page.
+    Each thread block reads its own contiguous share from end to end, as a worker reads its tape. With ``in_turn`` the
+    thread blocks take the pieces of all memory in turn, so that each piece of a thread block lies on another page.
     """
 
     threads: int
@@ -50,7 +51,7 @@ class Way:
 
     @property
     def piece_bytes(self) -> int:
-        """What a block reads at a time."""
+        """What a thread block reads at a time."""
         return self.chunk_bytes or self.threads * self.unroll * 16
 
     @property
@@ -59,14 +60,15 @@ class Way:
 
     @property
     def shared_bytes(self) -> int:
-        return self.ring_bytes + self.slots * 2 * 8  # and two barriers for each chunk
+        return self.ring_bytes + self.slots * 2 * 8  # two mbarriers for each slot
 
 
 def ring(chunk_kib: int, ring_kib: int, in_turn: bool = False) -> Way:
     return Way(288, slots=ring_kib // chunk_kib, chunk_bytes=chunk_kib * KIB, in_turn=in_turn)
 
 
-WAYS = (Way(1024, unroll=4), Way(1024, unroll=8), ring(16, 64), ring(16, 192), ring(32, 192))  # likely to be the best
+# The ways that are likely to be the best, for decode benchmarks; and all ways, for ``monolane ceiling``.
+WAYS = (Way(1024, unroll=4), Way(1024, unroll=8), ring(16, 64), ring(16, 192), ring(32, 192))
 SWEEP = (
     Way(512, unroll=8),
     *WAYS[:2],
@@ -78,35 +80,35 @@ SWEEP = (
 
 @cpp.pointers(memory="const Word4*", times="int64_t*", sum="uint64_t*", arrived="uint32_t*", failed="uint32_t*")
 class Launch(Structure):
-    """What csrc/read.cu is given."""
+    """The parameters of the kernel in csrc/read.cu."""
 
     _fields_ = [
         ("memory", c_void_p),
-        ("origin", c_int64),  # from the first piece of a thread block to that of the next, in words of 16 bytes
-        ("step", c_int64),  # from a piece to the next of the same thread block, in words of 16 bytes
+        ("origin", c_int64),  # distance from the first piece of a thread block to that of the next, in 16-byte words
+        ("step", c_int64),  # distance from a piece to the next one of the same thread block, in 16-byte words
         ("times", c_void_p),  # [thread block][began, ended], ns
         ("sum", c_void_p),  # of all 32-bit words of all passes
-        ("arrived", c_void_p),  # thread blocks that are there: they begin together
-        ("failed", c_void_p),  # not 0: a thread block waited longer than it may
+        ("arrived", c_void_p),  # number of thread blocks that have started; they begin to read together
+        ("failed", c_void_p),  # not 0: a thread block waited longer than the deadline
         ("deadline_ns", c_int64),  # for the whole launch
         ("blocks", c_int32),
         ("passes", c_int32),
         ("pieces", c_int32),  # of each thread block, in a pass
-        ("chunk_words", c_int32),  # of 16 bytes in a bulk copy
+        ("chunk_words", c_int32),  # 16-byte words of a bulk copy
         ("slots", c_int32),  # of the ring
         ("unused", c_int32),
     ]
 
 
 def source(way: Way, header: str = "ptx.cuh") -> str:
-    """The kernel that reads in one way; all rings share one."""
+    """The source of the kernel that reads in this way. All rings have the same source."""
     constants = f"constexpr int kThreads = {way.threads}, kUnroll = {way.unroll};"
     text = (Path(__file__).parent / "csrc" / "read.cu").read_text()
     return "\n".join([f'#include "{header}"', constants, *cpp.launch_struct(Launch), text])
 
 
 def launch(way: Way, memory: int, share_bytes: int, blocks: int, passes: int, scratch: Scratch) -> Launch:
-    """What the kernel is told: where each block begins, and how far it is from one of its pieces to the next."""
+    """The kernel's parameters for one launch."""
     pieces, piece_words = share_bytes // way.piece_bytes, way.piece_bytes // 16
     return Launch(
         memory=memory,
@@ -127,7 +129,7 @@ def launch(way: Way, memory: int, share_bytes: int, blocks: int, passes: int, sc
 
 @dataclass(frozen=True)
 class Scratch:
-    """Addresses of what a kernel counts and answers."""
+    """Device addresses of the kernel's results and counters; see ``Launch``."""
 
     times: int
     sum: int
@@ -136,7 +138,7 @@ class Scratch:
 
 
 class GpuMemory:
-    """A GPU with memory of random content: a share for each multiprocessor."""
+    """A context on a GPU, and memory with random content: SHARE_BYTES for each SM."""
 
     def __init__(self, device: Device) -> None:
         from monolane.target.cuda.driver import Context
@@ -146,14 +148,14 @@ class GpuMemory:
         size = self.blocks * SHARE_BYTES
         _require_memory(self.context, size)
         self.address = self.context.allocate(size)
-        # Random, the same for all: memory full of zeros would cost less power than weights do.
+        # Random bytes, the same for every SM: reading zeros would draw less power than reading weights.
         share = np.random.default_rng(0).integers(0, 1 << 32, SHARE_BYTES // 4, np.uint32)
         for block in range(self.blocks):
             self.context.write(self.address + block * SHARE_BYTES, share)
         self.sum = self.blocks * int(share.sum(dtype=np.uint64)) % 2**64
 
     def wait(self, what: str, failed: int) -> None:
-        """Until the kernel has ended; an error where one of its blocks waited in vain."""
+        """Wait until the kernel has ended; raises if one of its thread blocks missed the deadline."""
         latest = time.monotonic() + 2 * DEADLINE_S + 1
         while self.context.running():
             if time.monotonic() > latest:
@@ -182,7 +184,7 @@ class GpuReadCeiling:
         self._scratch = Scratch(*(context.allocate(size) for size in (2 * 8 * self.memory.blocks, 8, 4, 4)))
 
     def measure(self) -> dict[str, float]:
-        """Bytes per second in each way; the ceiling is the best of them."""
+        """Bytes per second by way of reading; the highest is the ceiling."""
         self.memory.context.enter()
         found = {}
         for way, kernel in self._kernels.items():
@@ -194,6 +196,7 @@ class GpuReadCeiling:
         self.memory.close()
 
     def _once(self, way: Way, kernel: Kernel) -> float:
+        """Bytes per second of one launch."""
         memory, scratch = self.memory, self._scratch
         for address, size in ((scratch.sum, 8), (scratch.arrived, 4), (scratch.failed, 4)):
             memory.context.clear(address, size)

@@ -1,4 +1,4 @@
-"""What a machine gives, as data and as text: the same for a GPU and for a CPU."""
+"""The result of ``monolane ceiling`` as data and as text, for GPUs and CPUs alike."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Read:
 
 @dataclass(frozen=True)
 class Wait:
-    """What it takes until every worker has heard of every other."""
+    """The time of one hand-off or barrier among all workers."""
 
-    what: str
-    streaming_bytes: int  # of each worker, on their way or between two hand-offs; 0: memory is idle
+    what: str  # HANDOFF or BARRIER
+    streaming_bytes: int  # per worker: in flight on a GPU, read between two on a CPU; 0: memory is idle
     us: float
-    bytes_per_s: float = 0.0  # that streamed meanwhile
+    bytes_per_s: float = 0.0  # that all workers streamed meanwhile
 
 
 @dataclass(frozen=True)
 class Host:
-    """What the host pays: to start the workers, and to hear of one and answer it. None: there is nothing to measure."""
+    """Latencies between the host and the workers; None where there is nothing to measure."""
 
-    launch_us: float
-    launch_to_end_us: float | None  # with nothing to do
-    round_trip_us: float | None
+    launch_us: float  # until the workers have started
+    launch_to_end_us: float | None  # of a kernel with nothing to do
+    round_trip_us: float | None  # of a word, there and back
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Ceiling:
     reads: Sequence[Read]
     waits: Sequence[Wait]
     host: Host
-    streaming: str  # what streaming_bytes are, in words
-    seconds: float  # that measuring took
+    streaming: str  # what Wait.streaming_bytes counts on this device, in words
+    seconds: float  # that the measurement took
 
     @property
     def best(self) -> Read:
@@ -73,7 +73,7 @@ class Ceiling:
 
 
 def idle_handoff_us(result: Mapping[str, Any]) -> float | None:
-    """What a hand-off takes while memory is idle; None where a result, perhaps from elsewhere, does not say."""
+    """The time of a hand-off while memory is idle; None where the result, which may come from a file, has none."""
     waits = result.get("waits")
     for wait in waits if isinstance(waits, list) else ():
         if isinstance(wait, dict) and wait.get("what") == HANDOFF and wait.get("streaming_bytes") == 0:
@@ -113,7 +113,7 @@ def load(wait: dict[str, Any]) -> str:
 
 
 def _columns(rows: list[list[str]]) -> str:
-    """Names to the left, everything else to the right."""
+    """Aligned columns: the first one to the left, all others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *others in rows:

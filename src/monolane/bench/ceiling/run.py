@@ -1,4 +1,4 @@
-"""``python -m monolane.bench.ceiling``: what this machine really gives, measured, kept and shown."""
+"""Measure the ceiling of this machine, keep it in the cache for other commands, and show it."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ DEVICES = ("auto", "cpu", "cuda")
 Say = Callable[[str], None]
 
 GPU_METHOD = (
-    f"one block per multiprocessor, device clock; reading: {read_gpu.PASSES} passes over a share of "
-    f"{read_gpu.SHARE_BYTES / 1e6:.1f} MB per block, from when all blocks are there, 16-byte loads or bulk copies "
-    f"into a ring, every byte summed, best of {read_gpu.REPEATS}; hand-off: every block publishes a tagged 8-byte "
-    f"word and reads all, barrier: one counter, mean of {latency_gpu.ROUNDS:,}, best of "
-    f"{latency_gpu.REPEATS}; "
-    "streaming: meanwhile one thread of each block keeps so many bytes of 16 KiB bulk copies in flight; starting: from "
-    "the call to the kernel's first word in pinned host memory, and to its end, median of "
-    f"{latency_gpu.LAUNCHES}; there and back: a word to pinned memory and the host's answer, the host waiting "
-    f"in a Python loop, device clock, median of {latency_gpu.ANSWERS:,}"
+    f"one thread block per SM, device clock; reading: {read_gpu.PASSES} passes over a share of "
+    f"{read_gpu.SHARE_BYTES / 1e6:.1f} MB per thread block, timed from when all have started, 16-byte loads or bulk "
+    f"copies into a ring, every byte summed, best of {read_gpu.REPEATS}; hand-off: every thread block publishes a "
+    f"tagged 8-byte word and reads those of all, barrier: one counter, mean of {latency_gpu.ROUNDS:,}, best of "
+    f"{latency_gpu.REPEATS}; streaming: meanwhile one thread of each thread block keeps so many bytes of 16 KiB bulk "
+    "copies in flight; starting: from the call until the host sees the kernel's first word in pinned host memory, and "
+    f"until the kernel has ended, median of {latency_gpu.LAUNCHES}; there and back: from the kernel's word in pinned "
+    "host memory until it sees the answer of the host, which polls in a Python loop, device clock, median of "
+    f"{latency_gpu.ANSWERS:,}"
 )
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command; mistakes are found before anything runs."""
+    """The options of the command. They are checked before anything is measured."""
 
     device: str
-    out: Path | None  # the result as JSON
+    out: Path | None  # where the result is written as JSON
     picture: Path | None
 
     def __post_init__(self) -> None:
@@ -53,12 +53,12 @@ class Options:
 
 
 def run(options: Options, say: Say) -> dict[str, Any]:
-    """Measure, keep for other commands, write what is asked for."""
+    """Measure, keep the result in the cache, and write the files that the options name."""
     on_gpu = options.device == "cuda" or (options.device == "auto" and find_gpu() is not None)
     result = _gpu(say) if on_gpu else _cpu(say)
     try:
         store.keep(result)
-    except ResourceError as error:  # the result is there all the same
+    except ResourceError as error:  # the result can be shown all the same
         say(f"not kept for other commands: {error}")
     if options.out is not None:
         output_path.write(options.out, json.dumps(result, indent=2) + "\n")
@@ -68,7 +68,7 @@ def run(options: Options, say: Say) -> dict[str, Any]:
 
 
 def _cpu(say: Say) -> dict[str, Any]:
-    say("reading and handing over, some seconds")
+    say("reading and synchronising, some seconds")
     return _result(cpu.measure(), cpu.METHOD, record.machine(), ())
 
 
@@ -78,9 +78,9 @@ def _gpu(say: Say) -> dict[str, Any]:
     with closing(read_gpu.GpuReadCeiling(device, read_gpu.SWEEP)) as reader:
         say("reading")
         reads = [Read(way, speed) for way, speed in reader.measure().items()]
-        say("handing over")
+        say("hand-offs and barriers")
         waits = latency_gpu.hand_offs(reader.memory)
-        say("starting kernels, and talking to them")
+        say("launches, and words between host and kernel")
         link = latency_gpu.HostLink(reader.memory)
         host = Host(*link.launch_us(), link.round_trip_us())
     name, streaming = f"cuda ({device.name})", "in flight for each"
@@ -106,18 +106,18 @@ def shown(result: dict[str, Any], as_json: bool) -> str:
 
 
 def main() -> int:
-    """For machines without the command line's packages."""
+    """The command for machines that do not have the packages of the command line."""
     parser = argparse.ArgumentParser(prog="python -m monolane.bench.ceiling", description=__doc__)
     parser.add_argument("--device", default="auto", help=", ".join(DEVICES))
     parser.add_argument("--json", action="store_true", dest="as_json", help="one JSON object on stdout")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result (.json)")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it (.svg)")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        options = Options(asked.device, asked.out, asked.picture)
+        options = Options(arguments.device, arguments.out, arguments.picture)
         result = run(options, lambda text: print(text, file=sys.stderr, flush=True))
     except MonolaneError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(shown(result, asked.as_json))
+    print(shown(result, arguments.as_json))
     return 0

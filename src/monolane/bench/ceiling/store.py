@@ -1,4 +1,4 @@
-"""The ceiling that was last measured on this machine, in the cache: what other commands hold their speeds against."""
+"""The ceiling that was last measured on this machine, in the cache: other commands compare their speeds with it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from monolane.cache import atomic_write, cache_root
 from monolane.target.cpu.machine import processors
 from monolane.target.cuda.opening import find_gpu
 
-MOST_BYTES = 1 << 20  # of a file that is read
+MOST_BYTES = 1 << 20  # no more of a file is read
 
 
 def stored(device: str) -> float | None:
-    """Bytes per second that ``cpu`` or ``cuda`` reads at best; None where nobody has measured.
+    """The read ceiling of ``cpu`` or ``cuda`` in bytes per second; None where it has not been measured.
 
-    ``auto`` is the GPU where there is one.
+    ``auto`` is the GPU where there is one, else the CPU.
     """
     found = latest(device)
     return None if found is None else float(found["ceiling_bytes_per_s"])
 
 
 def stored_handoff_us(device: str) -> float | None:
-    """What a hand-off takes there while memory is idle; None where nobody has measured."""
+    """The time of a hand-off on this device while memory is idle; None where it has not been measured."""
     return idle_handoff_us(latest(device) or {})
 
 
 def latest(device: str) -> dict[str, Any] | None:
-    """The whole result; None where there is none, or where what there is cannot be read or is of another machine."""
+    """The whole result; None where there is no file, or the file is damaged or belongs to another machine."""
     machine = _machine(device)
     if machine is None:
         return None
@@ -46,7 +46,7 @@ def latest(device: str) -> dict[str, Any] | None:
 
 
 def keep(result: dict[str, Any]) -> Path | None:
-    """Keep a result of this machine in place of the one before; None where its device is not here."""
+    """Keep a result in place of the previous one; returns its path, or None where this machine lacks its device."""
     machine = _machine(str(result["device"]).split()[0])
     if machine is None:
         return None
@@ -60,7 +60,7 @@ def _path(machine: str) -> Path:
 
 
 def _machine(device: str) -> str | None:
-    """What a ceiling belongs to: a GPU and its driver, or a processor and its cores; None where there is none."""
+    """What a ceiling is valid for: a GPU and its driver, or a processor and its cores; None where there is none."""
     if device in ("auto", "cuda"):
         gpu = find_gpu()
         if gpu is not None:

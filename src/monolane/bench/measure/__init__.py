@@ -1,1 +1,1 @@
-"""One benchmark from end to end: a model or a server, timed beside the ceiling, after a check of accuracy."""
+"""The benchmark of a model or a server: an accuracy check, then speeds, measured together with the read ceiling."""

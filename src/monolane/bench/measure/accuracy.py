@@ -1,7 +1,8 @@
-"""The verdict that comes before any speed: does the target compute the model?
+"""The accuracy check that comes before any speed is measured: does the target compute the model?
 
-Its logits for a short text may be no further from fp32 than those of the same model run in bf16, and every token it
-decodes must be the likeliest one, or so near to it that bf16's own error could have swapped the two.
+The KL divergence of the target's logits from an fp32 reference, on a short text, may be at most 1.1 times that of the
+same model computed in bf16. Every token that the target decodes must be the likeliest one, or its logit must be so near
+to the highest that the rounding error of bf16 could have swapped the two.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.target.base import Target
 
-PROMPT_TOKENS, DECODED_TOKENS = 16, 8  # one wide pass, then passes of one token
+PROMPT_TOKENS, DECODED_TOKENS = 16, 8  # one prefill pass, then decode passes
 ALLOWED = 1.1  # times the divergence of bf16
-NOISE = 1e-9  # nats: fp32's own, for a target that computes in fp32
+NOISE = 1e-9  # nats: the rounding error of fp32, for a target that computes in fp32
 BOUND = (
-    "divergence (mean Kullback-Leibler, nats) from an fp32 NumPy reading of the same weights <= "
-    f"{ALLOWED} x that of a reading rounded to bf16 after every operation; every greedily decoded token within twice "
-    "bf16's largest error of the likeliest one"
+    "divergence (mean Kullback-Leibler, nats) from an fp32 NumPy computation with the same weights <= "
+    f"{ALLOWED} x that of a computation rounded to bf16 after every operation; the logit of every greedily decoded "
+    "token at most twice bf16's largest error below the highest"
 )
 
 Logits = NDArray[np.float32]
@@ -33,20 +34,21 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Numbers over ``positions`` tokens of text; a shortfall is by how much the chosen logit is below the highest."""
+    """Measured over ``positions`` tokens of text. A shortfall is by how much the chosen token's logit is below the
+    highest."""
 
     positions: int
-    divergence: float
+    divergence: float  # nats
     divergence_of_bf16: float
-    agreement: float  # how often the likeliest token is that of fp32
+    agreement: float  # share of the positions where the likeliest token is the same as in fp32
     agreement_of_bf16: float
     decoded: int  # tokens
-    shortfall: float
+    shortfall: float  # the largest of all decoded tokens
     allowed_shortfall: float
 
     @property
     def passed(self) -> bool:
-        near = self.divergence <= ALLOWED * self.divergence_of_bf16 + NOISE  # False for what is not a number
+        near = self.divergence <= ALLOWED * self.divergence_of_bf16 + NOISE  # False for NaN
         return near and self.shortfall <= self.allowed_shortfall
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +63,7 @@ class Verdict:
 
 
 def judge(config: ModelConfig, weights: Weights, target: Target, prompt: Sequence[int]) -> Verdict:
-    """Ask the target and the reference about the same text."""
+    """Decode a few tokens, and compare the logits of target and reference for the prompt and these tokens."""
     prompt = list(prompt[:PROMPT_TOKENS])
     answer = [token.id for token in timing.ask(target, timing.fixed_length(prompt, DECODED_TOKENS)).tokens]
     text = [*prompt, *answer[:-1]]
@@ -69,7 +71,7 @@ def judge(config: ModelConfig, weights: Weights, target: Target, prompt: Sequenc
 
 
 def compare(truth: reference.Readings, ours: Logits, answer: Sequence[int]) -> Verdict:
-    """``answer`` was decoded; its last tokens are what the last rows of the logits were asked about."""
+    """``answer`` are the decoded tokens: the logits from which they were chosen are the last rows of ``truth``."""
     rows = truth.exact[-len(answer) :]
     shortfalls = rows.max(1) - rows[np.arange(len(answer)), list(answer)]
     return Verdict(
@@ -85,7 +87,7 @@ def compare(truth: reference.Readings, ours: Logits, answer: Sequence[int]) -> V
 
 
 def require(verdict: Verdict) -> Verdict:
-    """No numbers for a target that computes something else."""
+    """Raise unless the verdict is passed: speeds of a wrong computation are not reported."""
     if not verdict.passed:
         raise TargetError(
             f"The target's logits are wrong, so its speed means nothing: {verdict}.",

@@ -1,4 +1,4 @@
-"""NumPy multiplies with threads of its own. Where we bring ours, the two sets wait for each other: one must rest."""
+"""Sets the number of OpenBLAS threads: NumPy's own threads and a thread pool of ours would wait for each other."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 
-# What OpenBLAS calls it in NumPy's own wheels, and elsewhere.
+# The names of OpenBLAS' functions in NumPy's own wheels, and in other builds.
 NAMES = ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_", "openblas_{}_num_threads")
 
 
 @dataclass(frozen=True)
 class Threads:
-    """How many threads multiply, in this process."""
+    """Gets and sets the number of OpenBLAS threads of this process."""
 
     get: Callable[[], int]
     set: Callable[[int], None]
@@ -22,7 +22,7 @@ class Threads:
 
 def threads() -> Threads | None:
     """None where NumPy uses another library than OpenBLAS."""
-    # The extension is loaded already; asked again, it gives what it was linked with.
+    # The extension is already loaded, and through its handle the symbols of the libraries it was linked with are found.
     library = ctypes.CDLL(import_module("numpy._core._multiarray_umath").__file__)
     for name in NAMES:
         if hasattr(library, name.format("set")):
@@ -32,7 +32,7 @@ def threads() -> Threads | None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Every multiplication stays in the thread that asks for it. Another library than OpenBLAS is left as it is."""
+    """Each matrix product is computed in the thread that calls it. A library other than OpenBLAS is left unchanged."""
     found = threads()
     before = found.get() if found else 0
     try:

@@ -1,4 +1,4 @@
-"""A model folder written from a shape and made-up weights: what loading reads, as large as the real one."""
+"""Writes a model folder of a shape with made-up weights, as large as the real one, for benchmarks that load files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from monolane.model.config import ModelConfig
 from monolane.model.families.names import huggingface_name
 from monolane.model.weights import expected_shapes, to_bf16
 
-BLOCK_ROWS = 1024  # written at a time
+ROWS_AT_A_TIME = 1024  # of a matrix, generated and written
 
 
 def write(config: ModelConfig, folder: Path) -> int:
-    """config.json, model.safetensors and tokenizer.json; the bytes of the weights."""
+    """Write config.json, model.safetensors and tokenizer.json; returns the bytes of the weights."""
     if any(config.windows):
-        raise UsageError("A folder cannot say which layers have windows.", "Choose a shape without windows.")
+        raise UsageError(
+            "A model folder cannot be written for a shape with attention windows.", "Choose a shape without windows."
+        )
     entries: dict[str, dict[str, Any]] = {}
     size = 0
     for name, shape in expected_shapes(config):
@@ -38,8 +40,8 @@ def write(config: ModelConfig, folder: Path) -> int:
             if len(shape) == 1:
                 file.write(to_bf16(weights.vector(name)).tobytes())
                 continue
-            for start in range(0, shape[0], BLOCK_ROWS):
-                file.write(weights.rows(name, start, min(start + BLOCK_ROWS, shape[0])).data)
+            for start in range(0, shape[0], ROWS_AT_A_TIME):
+                file.write(weights.rows(name, start, min(start + ROWS_AT_A_TIME, shape[0])).data)
     return size
 
 
@@ -48,6 +50,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _settings(config: ModelConfig) -> dict[str, Any]:
+    """The content of config.json."""
     return {
         "model_type": config.family,
         "hidden_size": config.hidden,
@@ -61,12 +64,12 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope.theta,
         "tie_word_embeddings": config.tied,
-        "sliding_window": None,  # where Mistral's is not told, transformers takes one of 4,096
+        "sliding_window": None,  # without this key transformers gives a Mistral model a window of 4,096 tokens
     }
 
 
 def tokenizer(vocab: int) -> dict[str, Any]:
-    """Bytes, then words: as many entries as a real tokenizer has, but no merges."""
+    """The content of a tokenizer.json with ``vocab`` entries: the 256 bytes, then made-up words; no merges."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     entries = [*sorted(ByteLevel.alphabet()), *(f"word{number}" for number in range(vocab))][:vocab]

@@ -1,4 +1,5 @@
-"""How decode time grows with the context, beside the time that reading the longer cache takes at the read ceiling."""
+"""Measures decode time by context length, and compares its growth with the time to read the longer KV cache at the
+read ceiling."""
 
 from __future__ import annotations
 
@@ -18,18 +19,18 @@ GPU_TOKENS, CPU_TOKENS = 128, 16  # decoded at each context
 USUAL = (0, 1024, 4096, 8192, 16384, 32768)
 
 METHOD = (
-    "one prompt fills the cache once, as far as the longest context; rounds that measure ceiling, then at every "
-    "context decode n tokens as (T(n) - T(1)) / (n - 1) by the host's clock, everything before the last prompt token "
-    "cached (a context of 0: a prompt of one token; an answer is written over what follows it in the cache, which "
-    "changes no time); growth_us over the shortest context formed within a round; medians of the rounds; "
-    "ideal_growth_us the bytes of cache read more / ceiling; fraction_of_ceiling counts weights and cache"
+    "one prompt fills the cache once, up to the longest context; every round measures the ceiling, then decodes n "
+    "tokens at every context: (T(n) - T(1)) / (n - 1) by the host's clock, with all of the prompt but its last token "
+    "in the cache (a context of 0 is a prompt of one token; the decoded tokens overwrite what follows in the cache, "
+    "which changes no time); growth_us: over the shortest context of the same round; medians of the rounds; "
+    "ideal_growth_us: additional bytes of cache / ceiling; fraction_of_ceiling counts weights and cache"
 )
 
 
 def measure(
     subject: Subject, around: Surroundings, lengths: Sequence[int], tokens: int, rounds: int, say: Say
 ) -> dict[str, Any]:
-    """Decode time with so many tokens in the cache, from the fewest to the most."""
+    """Decode time with each of these numbers of tokens in the cache; ``lengths`` ascend."""
     target = subject.target
     prompt = subject.prompt(max(1, *lengths))
     fill_s = timing.ask(target, timing.fixed_length(prompt, 1)).seconds
@@ -64,33 +65,33 @@ def _point(
     subject: Subject, found: Sequence[Sequence[timing.Decode]], place: int, lengths: Sequence[int], ceiling: float
 ) -> dict[str, float]:
     us = median(decodes[place].us_per_token for decodes in found)
-    least, cache = (cache_bytes(subject.model.config, length) for length in (lengths[0], lengths[place]))
+    shortest, cache = (cache_bytes(subject.model.config, length) for length in (lengths[0], lengths[place]))
     return {
         "context": lengths[place],
         "us_per_token": us,
         "us_per_token_device": median(decodes[place].us_per_token_device for decodes in found),
         "cache_bytes_per_token": cache,
         "growth_us": median(decodes[place].us_per_token - decodes[0].us_per_token for decodes in found),
-        "ideal_growth_us": (cache - least) / ceiling * 1e6,
+        "ideal_growth_us": (cache - shortest) / ceiling * 1e6,
         "fraction_of_ceiling": (subject.target.bytes_per_token + cache) / us * 1e6 / ceiling,
     }
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:
-    """Keys and values, in bf16, that all layers read for a token with so many before it."""
+    """Bytes of bf16 keys and values that all layers read for a token with ``length`` tokens before it."""
     positions = sum(length if window is None else min(window, length) for window in config.windows)
     return positions * config.kv_size * 2 * 2
 
 
 def fitting(lengths: Sequence[int], tokens: int, config: ModelConfig) -> tuple[tuple[int, ...], dict[str, str]]:
-    """Those a model can hold, and why the others are left out."""
+    """The lengths that the model's context can hold, and for each other one the reason why it is left out."""
     fit = tuple(length for length in lengths if length + tokens <= config.context)
     why = f"the model was made for {config.context:,} tokens, and {tokens} are decoded"
     return fit, {str(length): why for length in lengths if length not in fit}
 
 
 def check(lengths: Sequence[int], tokens: int, config: ModelConfig) -> None:
-    """Refuse what a model cannot hold, before minutes are spent on the rest."""
+    """Refuse lengths that the model's context cannot hold, before minutes are spent on the others."""
     _, left_out = fitting(lengths, tokens, config)
     if left_out:
         raise UsageError(

@@ -1,7 +1,8 @@
-"""Three numbers that are not one: decode speed, time to first token, throughput over a queue; and peers beside them.
+"""The decode benchmark: decode speed, time to first token, and throughput over a queue of requests, with peers.
 
-Bandwidth drifts from minute to minute on a shared machine, and with the clocks of a GPU. So every round measures all of
-it once, between two looks at the ceiling; fractions and ratios are formed within a round, and medians are reported.
+Bandwidth drifts from minute to minute on a shared machine, and with the clocks of a GPU. So every round measures
+everything once, between two measurements of the read ceiling. Fractions of the ceiling and ratios to peers are computed
+within a round, and medians over the rounds are reported.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ METHOD = (
     "from the plan; ceiling: the best of several ways to read memory on the same workers"
 )
 
-# How tokens are chosen, with how many logprobs; by what the keys of a result begin with.
+# Prefix of a result's keys -> sampling parameters, and the number of logprobs.
 CHOICES: dict[str, tuple[Sampling, int | None]] = {
     "": (timing.GREEDY, None),
     "sampled_": (Sampling(temperature=0.7, top_p=0.9, seed=1), None),
@@ -43,11 +44,11 @@ CLOCKS = ("us_per_token", "us_per_token_device")
 
 @dataclass(frozen=True)
 class Lengths:
-    """In tokens; ``requests`` are in the queue."""
+    """How much is computed in a round. Prompts and answers are in tokens."""
 
-    prompts: tuple[int, ...]  # the first one is decoded from, all are timed to their first token
-    tokens: int
-    requests: int
+    prompts: tuple[int, ...]  # all are timed to their first token; the answers follow the first one
+    tokens: int  # of an answer
+    requests: int  # in the queue
 
     @property
     def longest(self) -> int:
@@ -59,13 +60,13 @@ GPU, CPU = Lengths((128, 1024), 512, 4), Lengths((128,), 64, 2)  # each a few se
 
 @dataclass
 class Rounds:
-    """What all rounds have found so far; ``peers`` are those that have answered in every one."""
+    """What the rounds have measured so far."""
 
-    peers: list[Peer]
-    failed: dict[str, str] = field(default_factory=dict)  # peer -> why
-    rows: list[dict[str, float]] = field(default_factory=list)
-    ways: list[dict[str, float]] = field(default_factory=list)
-    decodes: list[dict[str, timing.Decode]] = field(default_factory=list)  # by choice
+    peers: list[Peer]  # that have not failed in any round
+    failed: dict[str, str] = field(default_factory=dict)  # peer -> reason
+    rows: list[dict[str, float]] = field(default_factory=list)  # one per round: name of a number -> its value
+    ways: list[dict[str, float]] = field(default_factory=list)  # two per round: way to read memory -> bytes per second
+    decodes: list[dict[str, timing.Decode]] = field(default_factory=list)  # one per round, by the keys of CHOICES
     queues: list[queue.Queue] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)  # of each queue
 
@@ -76,8 +77,8 @@ class Rounds:
 def measure(
     subject: Subject, around: Surroundings, others: Sequence[Peer], lengths: Lengths, rounds: int, say: Say
 ) -> dict[str, Any]:
-    """What was measured of one model; who and where is added by whoever writes it down."""
-    around.ceiling()  # clocks are up, everything is loaded
+    """The result for one model. The caller adds accuracy, machine, versions and command."""
+    around.ceiling()  # not counted: it raises the clocks and loads the kernels
     timing.ask(subject.target, timing.fixed_length(subject.prompt(lengths.prompts[0]), lengths.tokens))
     found = Rounds(list(others))
     for number in range(rounds):
@@ -94,7 +95,7 @@ def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengt
     target, prompt = subject.target, subject.prompt(lengths.prompts[0])
     before = around.ceiling()
     row: dict[str, float] = {}
-    for length in reversed(lengths.prompts):  # the prompt that is decoded from comes last, and stays in the cache
+    for length in reversed(lengths.prompts):  # the prompt of the answers comes last, and stays in the cache
         first = timing.ask(target, timing.fixed_length(subject.prompt(length), 1))
         row |= {f"first_token_{length}_host_ms": first.seconds * 1e3, f"first_token_{length}_device_ms": first.first_ms}
     ours = {
@@ -110,7 +111,7 @@ def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengt
         try:
             times = measure_peer(peer, prompt, lengths.tokens)
             row |= {peer.name: times.us_per_token, _first_token_of(peer): times.first_token_ms}
-        except Exception as error:  # it must not take our own result along
+        except Exception as error:  # a peer's failure must not lose our own result
             found.peers.remove(peer)
             found.failed[peer.name] = reason(error)
     after = around.ceiling()
@@ -177,7 +178,7 @@ def _first_token_of(peer: Peer) -> str:
 
 
 def _energy(found: Rounds) -> float | None:
-    """Joules per token over the queues of all rounds: one alone is too short for a meter that looks ten times a
-    second."""
+    """Joules per token over the queues of all rounds: a single queue is too short for a meter that updates some ten
+    times a second."""
     known = [energy for energy in found.energies_j if energy is not None]
     return sum(known) / sum(drained.tokens for drained in found.queues) if len(known) == len(found.queues) else None

@@ -1,4 +1,4 @@
-"""Numbers of tokens as people type them: ``0,1k,8k,32k``; a k is 1,024."""
+"""Parses numbers of tokens such as ``0,1k,8k,32k``; k is 1,024."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from monolane.errors import UsageError
 
-MOST = 1 << 24  # tokens; no model's context comes near
+MOST = 1 << 24  # tokens: far more than the context of any model
 
 
 def parse_length(text: str, option: str, low: int = 0) -> int:
@@ -21,10 +21,10 @@ def parse_length(text: str, option: str, low: int = 0) -> int:
 
 
 def parse_lengths(text: str, option: str, low: int = 0) -> tuple[int, ...]:
-    """Several, from the least to the most; none where the text is empty."""
+    """Numbers separated by commas, in ascending order; none where the text is empty."""
     return tuple(sorted({parse_length(part, option, low) for part in text.split(",") if part.strip()}))
 
 
 def spelled(length: int) -> str:
-    """The way back."""
+    """The text that ``parse_length`` makes this number of."""
     return f"{length // 1024}k" if length and length % 1024 == 0 else str(length)

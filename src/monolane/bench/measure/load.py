@@ -1,4 +1,4 @@
-"""Time and memory of a load: once from the model's file, once from the kept tape, each in a process of its own."""
+"""Time and memory of two starts in fresh processes: the first reads the model's file, the second the cached tape."""
 
 from __future__ import annotations
 
@@ -36,11 +36,14 @@ llm.close()
 """
 
 
-METHOD = "a fresh process each, imports included, warm disk; first: nothing cached; second: kernel and tape are"
+METHOD = (
+    "each start in a fresh process, imports included, the model's files in the page cache; first: no kernel and no "
+    "tape in Monolane's cache; second: both are there"
+)
 
 
 def run(model: str | None, shape: str | None, device: str, folder: Path, say: Say) -> None:
-    """Load a model, or a folder of made-up weights of a shape, twice, and keep the result."""
+    """Start twice with a model, or with a folder of made-up weights of a shape, and write the result."""
     if (model is None) == (shape is None):
         raise UsageError("What is to be loaded is not clear.", "Give either a model or --shape NAME.")
     name = shape or Path(str(model)).name
@@ -72,7 +75,7 @@ def run(model: str | None, shape: str | None, device: str, folder: Path, say: Sa
 
 
 def _warm(path: Path) -> None:
-    """Read all of it once: the disk is not what is measured."""
+    """Read all files once, so that they are in the page cache: the disk is not what is measured."""
     for file in [path] if path.is_file() else sorted(path.iterdir()):
         with file.open("rb") as open_file:
             while open_file.read(1 << 24):
@@ -80,7 +83,7 @@ def _warm(path: Path) -> None:
 
 
 def starts(path: Path, device: str) -> dict[str, Any]:
-    """Two starts in fresh processes: the first with an empty cache, the second with what the first has left in it."""
+    """Two starts in fresh processes: the first with an empty cache, the second with what the first has cached."""
     with tempfile.TemporaryDirectory(prefix="monolane-load-") as cache:
         first, second = _start(path, cache, device), _start(path, cache, device)
     peak = max(first["peak_bytes"], second["peak_bytes"])
@@ -90,7 +93,7 @@ def starts(path: Path, device: str) -> dict[str, Any]:
 def _start(path: Path, cache: str, device: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, str(path), device],
-        env={**os.environ, "MONOLANE_CACHE": cache, "CUDA_CACHE_PATH": cache},  # NVRTC and the driver keep one, too
+        env={**os.environ, "MONOLANE_CACHE": cache, "CUDA_CACHE_PATH": cache},  # NVRTC and the driver cache, too
         stdout=subprocess.PIPE,
         text=True,
         check=False,

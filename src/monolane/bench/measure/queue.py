@@ -1,4 +1,4 @@
-"""Throughput over a queue: requests that are all there at once and are answered one after another by the engine."""
+"""Throughput over a queue: all requests are there from the start, and the engine answers them one after another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monolane.errors import TargetError
 
 @dataclass(frozen=True)
 class Queue:
-    """What came out of it: prompts, launches and text are part of the time, as they are for whoever waits."""
+    """Tokens generated and the time for all of a queue, which includes prefill, launches and detokenization."""
 
     tokens: int
     seconds: float
@@ -35,7 +35,7 @@ def answer(subject: Subject, session: Session, prompt: Sequence[int], tokens: in
 
 
 def drain(subject: Subject, requests: int, prompt_tokens: int, tokens: int) -> Queue:
-    """Answer a queue. A new session knows of no cache, and the prompts have no beginning in common."""
+    """Answer all requests of a queue. No prefix is cached: the session is new, and no two prompts share a prefix."""
     session = Session(subject.target)
     prompts = [subject.prompt(prompt_tokens, 1 + number) for number in range(requests)]
     made, seconds = timing.timed(lambda: [answer(subject, session, prompt, tokens) for prompt in prompts])

@@ -1,8 +1,8 @@
-"""What a model says after each token of a short text, computed a second time from its weights alone.
+"""The reference of the accuracy check: the logits after each token of a short text, computed with NumPy.
 
-Nothing of the program, the plan, the tape or a kernel takes part: plain NumPy over named weights, one matrix at a time,
-so that a model need not fit in memory in fp32. Two readings are computed at once, side by side in the same arrays: one
-in fp32, and one that is rounded to bf16 after every operation, as most people run models.
+It uses the named weights only, and nothing of the program, the plan, the tape or a kernel. Matrices are widened to fp32
+in parts, so that a model need not fit in memory in fp32. Two computations run side by side in the same arrays: one in
+fp32, and one that is rounded to bf16 after every operation, which is how models are usually run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from monolane.model.weights import Weights, from_bf16, to_bf16
 from monolane.target.cpu.machine import processors
 
 Floats = NDArray[np.float32]
-EXACT, ROUNDED = 0, 1  # the first axis of every array of activations
-BLOCK_ELEMENTS = 1 << 19  # of a matrix, widened at a time by each thread: 2 MiB stay near the processor
+EXACT, ROUNDED = 0, 1  # indices of the first axis of every array of activations: fp32, and rounded to bf16
+PART_ELEMENTS = 1 << 19  # of a matrix, widened to fp32 at a time by each thread: 2 MiB, which stay in the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Readings:
 
 
 def read(config: ModelConfig, weights: Weights, tokens: Sequence[int]) -> Readings:
-    """Both readings of a text, from an empty cache."""
+    """The logits of both computations for a text, which begins at position 0."""
     with blas.one_thread(), ThreadPoolExecutor(len(processors()), "reference") as pool:
         return _Reader(config, weights, pool).read(tokens)
 
@@ -57,15 +57,15 @@ class _Reader:
 
     def _projected(self, name: str, x: Floats, bias: bool = False) -> Floats:
         rows, cols = self._weights.shape(name)
-        both = x.reshape(-1, cols)  # all tokens of both readings: the weights are looked at once
+        both = x.reshape(-1, cols)  # all tokens of both computations, so that the weights are read once
         out = np.empty((len(both), rows), np.float32)
-        step = max(1, BLOCK_ELEMENTS // cols)
+        step = max(1, PART_ELEMENTS // cols)
 
-        def block(start: int) -> None:
+        def multiply_part(start: int) -> None:
             stop = min(start + step, rows)
             out[:, start:stop] = both @ from_bf16(self._weights.rows(name, start, stop)).T
 
-        list(self._pool.map(block, range(0, rows, step)))
+        list(self._pool.map(multiply_part, range(0, rows, step)))
         if bias:
             out += self._weights.vector(f"{name}.bias")
         return rounded(out.reshape(2, -1, rows))
@@ -82,15 +82,15 @@ class _Reader:
         if config.qk_norm:
             q, k = self._normed(place + "q_norm", q), self._normed(place + "k_norm", k)
         group = config.heads // config.kv_heads
-        k, v = np.repeat(self._turned(k), group, 2), np.repeat(v, group, 2)
-        scores = np.einsum("rqhd,rkhd->rhqk", self._turned(q), k) / np.float32(np.sqrt(config.head_dim))
-        behind = np.arange(count)[:, None] - np.arange(count)[None]
-        scores[..., (behind < 0) | (behind >= (window or count))] = -np.inf
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = np.einsum("rhqk,rkhd->rqhd", shares / shares.sum(-1, keepdims=True), v)
+        k, v = np.repeat(self._with_rope(k), group, 2), np.repeat(v, group, 2)
+        scores = np.einsum("rqhd,rkhd->rhqk", self._with_rope(q), k) / np.float32(np.sqrt(config.head_dim))
+        distance = np.arange(count)[:, None] - np.arange(count)[None]  # from query back to key
+        scores[..., (distance < 0) | (distance >= (window or count))] = -np.inf
+        exps = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = np.einsum("rhqk,rkhd->rqhd", exps / exps.sum(-1, keepdims=True), v)
         return self._projected(place + "o", rounded(mixed.reshape(2, count, -1)), config.o_bias)
 
-    def _turned(self, x: Floats) -> Floats:
+    def _with_rope(self, x: Floats) -> Floats:
         """Rotary embedding over the two halves of a head."""
         angles = np.outer(np.arange(x.shape[1]), self._config.rope.inverse_frequencies(self._config.head_dim))[:, None]
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -104,6 +104,6 @@ class _Reader:
 
 
 def rounded(x: Floats) -> Floats:
-    """The second reading to bf16; the first stays as it is."""
+    """Round the second computation to bf16, in place; the first one stays in fp32."""
     x[ROUNDED] = from_bf16(to_bf16(x[ROUNDED]))
     return x

@@ -1,4 +1,5 @@
-"""One benchmark from end to end: what was asked, checked; then measured, each result written as soon as it is there."""
+"""``monolane bench``: checks the options, opens the model, runs the benchmarks, and writes each result when it is
+complete."""
 
 from __future__ import annotations
 
@@ -30,16 +31,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command; mistakes are found before anything runs."""
+    """The options of the command. They are checked before anything is measured."""
 
-    model: str | None = None  # by name, folder or file; of a server, the name it goes by there
+    model: str | None = None  # a name, a folder or a file; with ``server``, the model's name on that server
     shape: str | None = None
     server: str | None = None
     api_key: str | None = field(default=None, repr=False)
     device: str = "auto"
     workers: int | None = None
     contexts: tuple[int, ...] = ()
-    tokens: int | None = None  # None: as many as suit the device
+    tokens: int | None = None  # None: the default of the device
     rounds: int = 5
     peers: tuple[str, ...] = ()
     workflow: int | None = None
@@ -63,7 +64,7 @@ class Options:
 
     @property
     def command(self) -> str:
-        """What measures this again. The key is nobody's business, and neither is where the files went."""
+        """The command that repeats this measurement, without the API key and the output paths."""
         words = [self.model] if self.model else []
         words += ["--shape", self.shape] if self.shape else []
         words += ["--server", self.server] if self.server else []
@@ -73,12 +74,12 @@ class Options:
         words += ["--tokens", str(self.tokens)] if self.tokens else []
         words += ["--workflow", str(self.workflow)] if self.workflow else ["--rounds", str(self.rounds)]
         if self.server is None and self.workflow is None:
-            words += ["--peers", ",".join(self.peers) or "none"]  # all of them is what one gets without a word
+            words += ["--peers", ",".join(self.peers) or "none"]  # always given: the default is all peers
         return shlex.join(["monolane", "bench", *words])
 
 
 def run(options: Options, progress: Progress, say: Say) -> list[dict[str, Any]]:
-    """All results, in the order in which they were written."""
+    """Run the benchmarks; returns all results, in the order in which they were written."""
     results: list[dict[str, Any]] = []
 
     def keep(name: str, result: dict[str, Any]) -> None:
@@ -107,7 +108,7 @@ def run(options: Options, progress: Progress, say: Say) -> list[dict[str, Any]]:
 
 
 def sweep(options: Options, progress: Progress, say: Say) -> dict[str, Any]:
-    """The contexts alone, those that the model was made for; what is left out is said."""
+    """Measure the contexts alone. Those that exceed the model's context are left out, and reported as such."""
     if not options.contexts:
         raise UsageError("No context is to be measured.", "Give --context some numbers, such as 0,1k,4k.")
     name, model = subjects.find_model(options.model, options.shape, progress)
@@ -136,9 +137,9 @@ def _measure(
         found = workflows.measure(subject, options.workflow, limit, say)
         keep(f"workflow-{place}", found | {"accuracy": verdict} | around.where())
         return
-    asked = _lengths(options, subject.kind)
-    with registry.opened(options.peers, _wanted(options, subject, asked), say) as (others, skipped):
-        found = decode.measure(subject, around, others, asked, options.rounds, say)
+    run_lengths = _lengths(options, subject.kind)
+    with registry.opened(options.peers, _wanted(options, subject, run_lengths), say) as (others, skipped):
+        found = decode.measure(subject, around, others, run_lengths, options.rounds, say)
     packages = ("torch", "triton", "transformers", "xllamacpp") if options.peers else ()
     found["peers_skipped"] |= skipped
     keep(f"decode-{place}", found | {"accuracy": verdict} | around.where(*packages))
@@ -149,7 +150,7 @@ def _measure(
     say("time per stage")
     try:
         by_stage = stages.measure(subject)
-    except MonolaneError as error:  # the numbers above are there and stay
+    except MonolaneError as error:  # the results above are written already
         say(f"time per stage is skipped: {error.message}")
         by_stage = None
     if by_stage is not None:
@@ -157,10 +158,10 @@ def _measure(
 
 
 def _judged(subject: Subject, say: Say) -> dict[str, Any]:
-    """Before anything is timed."""
+    """The verdict of the accuracy check; raises if it failed."""
     model = subject.model
     prompt = subject.prompt(accuracy.PROMPT_TOKENS)
-    say("accuracy: beside an fp32 reading of the same weights")
+    say("accuracy: compared with an fp32 computation from the same weights")
     verdict = accuracy.require(accuracy.judge(model.config, model.weights, subject.target, prompt))
     say(f"accuracy: {verdict}")
     return verdict.to_dict()
@@ -180,7 +181,7 @@ def _opened(
 
 
 def _needed(options: Options, model: Model, kind: str) -> int:
-    """Tokens of context; what the model cannot hold is refused."""
+    """The context that the benchmarks need, in tokens; raises if the model's is shorter."""
     if options.workflow is not None:
         return _conversation(options, model)
     needed = max(_lengths(options, kind).longest, trace_run.PROMPT_TOKENS + trace_run.ANSWER_TOKENS)
@@ -192,7 +193,7 @@ def _needed(options: Options, model: Model, kind: str) -> int:
 
 
 def _kind(options: Options) -> str:
-    """Where ``open_target`` will run it."""
+    """The kind of device that ``open_target`` will choose."""
     from monolane.target.cuda.opening import find_gpu
 
     if options.device == "auto":
@@ -213,7 +214,7 @@ def _context_tokens(options: Options, kind: str) -> int:
 
 
 def _conversation(options: Options, model: Model) -> int:
-    """Tokens that a conversation of the workflow may have."""
+    """The limit for a conversation of the workflow, in tokens."""
     limit = options.contexts[-1] if options.contexts else min(workflows.CONTEXT, model.config.context)
     least = workflows.shortest_context()
     if not least <= limit <= model.config.context:
@@ -224,10 +225,10 @@ def _conversation(options: Options, model: Model) -> int:
     return limit
 
 
-def _wanted(options: Options, subject: Subject, asked: Lengths) -> Wanted:
+def _wanted(options: Options, subject: Subject, run_lengths: Lengths) -> Wanted:
     from monolane.target.cpu.machine import processors
 
     model = subject.model
     path = model.path if subject.real else None
     threads = options.workers or len(processors())
-    return Wanted(model.config, model.weights, path, subject.kind, threads, asked.prompts[0] + asked.tokens)
+    return Wanted(model.config, model.weights, path, subject.kind, threads, run_lengths.prompts[0] + run_lengths.tokens)

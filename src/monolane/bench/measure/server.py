@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server, measured from outside with the same method: the difference of two requests."""
+"""Measures any OpenAI-compatible server as a client, with the same method: the difference of two requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monolane.bench.report import record
 from monolane.errors import UsageError
 
 WORDS = ("stone", "river", "letter", "garden", "winter", "copper", "window", "mountain", "yellow", "paper", "engine")
-PROBES = (1, 65)  # words
+PROBES = (1, 65)  # lengths in words of two prompts that show how many tokens a word has
 LENGTHS = Lengths((128,), 256, 2)
 
 METHOD = (
@@ -23,14 +23,15 @@ METHOD = (
     "n, us_per_token: (T(n) - T(1)) / (n - 1) by the client's clock; throughput: fresh prompts one after another, "
     "tokens / wall; medians of the rounds; a context is filled by a prompt of about so many tokens"
 )
-NOT_JUDGED = "a server hands out no logits: only that one token is how the long answer begins was looked at"
+NOT_JUDGED = "a server returns no logits, so the only check is whether the long answer begins with the one-token answer"
 
 
 class _Prompts:
-    """Texts of about so many tokens. Each begins with another number, so that no cache knows it."""
+    """Makes prompts of about a given number of tokens. Each begins with another random number, so that no prefix of it
+    is cached."""
 
     def __init__(self, client: Client) -> None:
-        self._dice = random.Random()
+        self._random = random.Random()
         self._least, more = (client.ask(self._text(words), 1).prompt_tokens for words in PROBES)
         self._per_word = max(more - self._least, 1) / (PROBES[1] - PROBES[0])
 
@@ -38,7 +39,7 @@ class _Prompts:
         return self._text(1 + max(0, round((tokens - self._least) / self._per_word)))
 
     def _text(self, words: int) -> str:
-        return " ".join([str(self._dice.randrange(10**8)), *self._dice.choices(WORDS, k=words - 1)])
+        return " ".join([str(self._random.randrange(10**8)), *self._random.choices(WORDS, k=words - 1)])
 
 
 def measure(
@@ -65,7 +66,7 @@ def _round(client: Client, prompts: _Prompts, lengths: Lengths) -> dict[str, flo
     fresh = client.ask(prompt, 1)
     one, many = client.ask(prompt, 1), client.ask(prompt, lengths.tokens)
     queue = [prompts.fresh(lengths.prompts[0]) for _ in range(lengths.requests)]
-    answers, wall_s = timing.timed(lambda: [client.ask(asked, lengths.tokens) for asked in queue])
+    answers, wall_s = timing.timed(lambda: [client.ask(queued, lengths.tokens) for queued in queue])
     return {
         "us_per_token": _difference(client, one, many),
         "first_token_ms": fresh.first_s * 1e3,
@@ -86,7 +87,7 @@ def _point(client: Client, prompts: _Prompts, length: int, tokens: int, rounds: 
 
 
 def _difference(client: Client, one: Heard, many: Heard) -> float:
-    """Where answers have other lengths than asked for, the difference is over the tokens that were made."""
+    """µs per token: the difference in time over the difference in tokens that the server really generated."""
     if many.tokens <= one.tokens:
         raise UsageError(
             f"{client.url} made {one.tokens} and {many.tokens} tokens: there is no difference to divide by.",

@@ -1,6 +1,6 @@
-"""A client of OpenAI-compatible servers that keeps time: one streamed answer, when it began, when it ended, how long.
+"""A client of OpenAI-compatible servers that measures when a streamed answer begins and ends, and its tokens.
 
-Tokens are counted by what the server says it used, never by pieces: servers send several tokens in one, or none.
+Tokens are counted by the server's usage object, never by events: a server may send several tokens in an event, or none.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from urllib.parse import urlsplit
 
 from monolane.errors import UnavailableError, UsageError
 
-SILENCE_S = 120.0  # no server that works says nothing for so long
-LONGEST_S = 900.0  # one answer
+SILENCE_S = 120.0  # timeout of the socket: a working server sends something before
+LONGEST_S = 900.0  # deadline of one answer
 MAX_LINE, MAX_ERROR = 1 << 20, 1 << 16  # bytes
 
-# What to ask with, from the best on: a fixed length where the server knows how. Some refuse fields they do not know.
+# Route and extra fields of a request, from the best to the least: with the fields answers have a fixed length, but some
+# servers refuse fields that they do not know.
 FIXED: tuple[dict[str, bool], ...] = ({"ignore_eos": True, "min_tokens": True}, {"ignore_eos": True}, {})
 WAYS = tuple((route, fields) for route in ("/completions", "/chat/completions") for fields in FIXED)
-TRY_ANOTHER = (400, 404, 405, 422, 501)  # statuses that mean: not in this way
+TRY_ANOTHER = (400, 404, 405, 422, 501)  # HTTP statuses after which the next way is tried
 
 
 @dataclass(frozen=True)
 class Heard:
-    """One answer, by the client's clock from the moment of asking."""
+    """One answer. Times are by the client's clock, from sending the request."""
 
-    first_s: float  # to the first piece with text, or to the end where there was none
-    seconds: float  # to the end
+    first_s: float  # until the first event with text, or the end where there was none
+    seconds: float  # until the end
     tokens: int
     prompt_tokens: int
-    pieces: int
+    pieces: int  # events with text
     text: str
 
 
 class Client:
-    """One connection. The way to ask is found out with the first answer, and kept."""
+    """One connection. The first request finds out which of ``WAYS`` the server accepts; all others use the same."""
 
     def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
         scheme, host, port, path = _place(url)
@@ -53,12 +54,12 @@ class Client:
 
     @property
     def way(self) -> str:
-        """How it is asked, for the record."""
+        """The route and the extra fields that the server accepts, for the result."""
         route, fields = self._way or ("", {})
         return f"{self._root}{route}" + (f" with {' and '.join(fields)}" if fields else ", ends where the model ends")
 
     def ask(self, prompt: str | Sequence[int], tokens: int) -> Heard:
-        """A greedy answer of so many tokens, or of as many as the server makes of it."""
+        """A greedy answer of ``tokens`` tokens, or fewer where the server knows no fixed length."""
         refusal: Exception | None = None
         for way in [self._way] if self._way else WAYS:
             try:
@@ -74,6 +75,7 @@ class Client:
         self._connection.close()
 
     def _ask(self, route: str, fields: dict[str, bool], prompt: str | Sequence[int], tokens: int) -> Heard:
+        """Send one request and read its stream; raises ``_NotThisWayError`` if the server refuses route or fields."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": tokens, "temperature": 0, "stream": True}
         body["stream_options"] = {"include_usage": True}
         body |= {name: tokens if name == "min_tokens" else True for name in fields}
@@ -101,7 +103,7 @@ class Client:
         return Heard(first_s or seconds, seconds, made, _count(usage, "prompt_tokens") or 0, pieces, text)
 
     def _events(self, response: HTTPResponse, began: float) -> Iterator[dict[str, Any]]:
-        """The objects of a stream of server-sent events, up to its end."""
+        """The JSON objects of a stream of server-sent events, until its end."""
         try:
             while line := response.readline(MAX_LINE):
                 if perf_counter() - began > LONGEST_S:
@@ -153,12 +155,12 @@ class _NotThisWayError(Exception):
 
 
 def _place(url: str) -> tuple[str, str, int | None, str]:
-    """Scheme, host, port and path of an address."""
+    """Scheme, host, port and path of a URL."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme in ("http", "https") and parts.hostname:
             return parts.scheme, parts.hostname, parts.port, parts.path.rstrip("/")
-    except ValueError:  # a port that is no number, half of an IPv6 address
+    except ValueError:  # the port is not a number, or a bracket of an IPv6 address is missing
         pass
     raise UsageError(f"{url!r} is no address of a server.", "Give one such as http://127.0.0.1:8000/v1.")
 

@@ -1,4 +1,4 @@
-"""Models by their shape alone, with weights made up here: speed does not depend on what the weights say."""
+"""Models given by their shape, with made-up weights: speed does not depend on the values of the weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SHAPES = {
     "qwen3-4b": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 40960, _QWEN),
     "qwen3-14b": _shape("qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960, _QWEN, tied=False),
     "qwen3-32b": _shape("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, 40960, _QWEN, tied=False),
-    # As one lane would run it. Hidden and FFN size follow from the published file sizes; rope's base is a guess.
+    # Run as one lane. Hidden and FFN size follow from the published file sizes; RoPE's theta is a guess.
     "laneformer-2b": replace(
         _shape("llama", 3072, 15, 32, 16, 96, 12288, 32000, 4096, Rope(1e4)),
         windows=(2048,) * 10 + (None,) * 5,
@@ -78,7 +78,8 @@ def named(shape: str) -> ModelConfig:
 
 
 class MadeUpWeights:
-    """Random weights of about the right size, from one small pool: made as fast as memory can be written."""
+    """Random weights of about the usual magnitude. All are taken from one pool of some 4 million random numbers, which
+    is as fast as copying memory."""
 
     widened = False
     identity = "made up"
@@ -86,7 +87,7 @@ class MadeUpWeights:
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         self._shapes = dict(expected_shapes(config))
         self._pool = np.random.default_rng(seed).standard_normal((1 << 22) + 4099, np.float32)
-        # The pool twice over, so that any rows are one piece of it and need not be copied.
+        # The pool repeated twice, so that rows are a contiguous view of it wherever they begin, without a copy.
         self._bits: dict[int, Bf16Bits] = {}
         for cols in {shape[1] for shape in self._shapes.values() if len(shape) == 2}:
             self._bits[cols] = np.tile(to_bf16(self._pool / np.float32(np.sqrt(cols))), 2)
@@ -109,5 +110,5 @@ class MadeUpWeights:
 
 
 def hash_of(name: str) -> int:
-    """The same number for a name in every process."""
+    """A hash of the name that is the same in every process."""
     return sum((i + 1) * 7919 * ord(letter) for i, letter in enumerate(name))

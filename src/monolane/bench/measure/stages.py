@@ -1,4 +1,4 @@
-"""Where the time of a token goes, stage by stage: measured with stamps, beside what the design allows."""
+"""Time per kind of stage of a decoded token: measured with time stamps, and predicted from the plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def measure(subject: Subject) -> dict[str, Any] | None:
 
 
 def _predicted(subject: Subject) -> dict[str, float] | None:
-    """For a GPU; there is no such walk for a CPU."""
+    """Predicted µs per kind of stage on a GPU. There is no such prediction for a CPU."""
     if subject.kind != "cuda":
         return None
     from monolane.target.cuda.opening import cuda_plan, required_gpu

@@ -1,4 +1,4 @@
-"""What is measured: a model, the target that runs it, and prompts for it. A shape is a model with made-up weights."""
+"""The subject of a benchmark: a model, the target that runs it, and prompts. A shape gets made-up weights."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Subject:
-    """``real``: the weights come from a file, and prompts are text; otherwise prompts are random."""
+    """A loaded model on a target."""
 
     name: str
     model: Model
     target: Target
-    real: bool
+    real: bool  # the weights come from a file and prompts are text; otherwise both are random
 
     @property
     def kind(self) -> str:
@@ -41,17 +41,17 @@ class Subject:
         return self.target.name.split()[0]
 
     def prompt(self, tokens: int, number: int = 0) -> list[int]:
-        """So many tokens; prompts of different numbers differ from their first token on."""
+        """A prompt of this many tokens. Prompts of different numbers differ from their first token on."""
         if not self.real:
-            dice = np.random.default_rng(number)
-            return [int(token) for token in dice.integers(0, self.model.config.vocab, tokens)]
+            random = np.random.default_rng(number)
+            return [int(token) for token in random.integers(0, self.model.config.vocab, tokens)]
         words = self.model.tokenizer.encode(TEXT, special=False)
         first = 7 * number % len(words)
         return [words[(first + place) % len(words)] for place in range(tokens)]
 
 
 def find_model(model: str | None, shape: str | None, progress: Progress) -> tuple[str, Model]:
-    """A model by name, folder or file, or by its shape alone; with the name that results carry."""
+    """Load a model given by name, folder or file, or make one of a shape; returns its name for results, and it."""
     if (model is None) == (shape is None):
         raise UsageError("What is to be measured is not clear.", "Give either a model or --shape NAME.")
     if shape is not None:
@@ -64,7 +64,7 @@ def find_model(model: str | None, shape: str | None, progress: Progress) -> tupl
 
 
 def _made_up(shape: str) -> Model:
-    """Made-up weights, and a tokenizer that spells bytes."""
+    """A model with made-up weights, and with a tokenizer that has the 256 bytes and made-up words."""
     import tokenizers
 
     from monolane.model.load import Model

@@ -1,4 +1,4 @@
-"""What stands beside a speed: the machine's read ceiling, its nominal bandwidth, its energy, and what it is."""
+"""What a result says of the machine besides a speed: read ceiling, nominal bandwidth, energy, and hardware."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ PACKAGES = {"cuda": ("numpy", "cuda-bindings", "nvidia-cuda-nvrtc"), "cpu": ("nu
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Of one device. ``energy_j`` counts up; it and ``nominal`` are None where nobody knows."""
+    """Measurements and facts about one device."""
 
     ceiling: Ceiling
-    nominal_bytes_per_s: float | None
-    energy_j: Callable[[], float | None]
+    nominal_bytes_per_s: float | None  # None: unknown
+    energy_j: Callable[[], float | None]  # a counter that only grows; None: unknown
     machine: dict[str, Any]
-    packages: tuple[str, ...]
+    packages: tuple[str, ...]  # whose versions every result has
     close: Callable[[], None]
 
     def where(self, *packages: str) -> dict[str, Any]:
-        """What every result says of its origin."""
+        """The machine and the versions, which every result has."""
         return {"machine": self.machine, "versions": record.versions(*self.packages, *packages)}
 
 
 def look_around(kind: str, workers: int | None) -> Surroundings:
-    """Of the device that a target of this kind runs on."""
+    """Open the measurements for the device that a target of this kind runs on."""
     return _gpu() if kind == "cuda" else _cpu(workers)
 
 

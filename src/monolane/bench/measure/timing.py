@@ -1,4 +1,4 @@
-"""Time per decoded token by two clocks that know nothing of each other: the caller's, and the target's own."""
+"""Time per decoded token by two independent clocks: the caller's, and the target's own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from monolane.target.base import Request, Target, Token
 
 Result = TypeVar("Result")
 GREEDY = Sampling()
-SHARES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 def difference_us(one_s: float, many_s: float, tokens: int) -> float:
-    """(T(n) - T(1)) / (n - 1): what both requests have in common (prompt, launch, ending, network) cancels."""
+    """(T(n) - T(1)) / (n - 1): the time that both requests need for prompt, launch, ending and network cancels."""
     if many_s <= one_s:
         raise UsageError(
             f"{tokens} tokens took no longer than one: the machine is too busy, or the answer too short.",
@@ -30,13 +30,13 @@ def difference_us(one_s: float, many_s: float, tokens: int) -> float:
 
 
 def percentiles(gaps_us: Iterable[NDArray[np.float64]]) -> dict[str, float]:
-    """Of the time between two tokens, over several answers."""
+    """Percentiles of the time between two tokens, over several answers."""
     gaps = np.concatenate(list(gaps_us))
-    return {name: float(np.percentile(gaps, share)) for name, share in SHARES.items()}
+    return {name: float(np.percentile(gaps, percent)) for name, percent in PERCENTILES.items()}
 
 
 def timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What some work gives, and the seconds it takes by the caller's clock."""
+    """The result of ``work``, and the seconds it took by the caller's clock."""
     began = perf_counter()
     result = work()
     return result, perf_counter() - began
@@ -44,26 +44,26 @@ def timed(work: Callable[[], Result]) -> tuple[Result, float]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One request."""
+    """The answer to one request."""
 
     tokens: list[Token]
-    seconds: float  # by the caller's clock, from the asking to the end
-    start_ns: int  # by the target's clock, when it took the request up
+    seconds: float  # by the caller's clock, from the request to the end of the answer
+    start_ns: int  # by the target's clock, when it began with the request
 
     @property
     def first_ms(self) -> float:
-        """To the first token, by the target's clock."""
+        """The time to the first token, by the target's clock."""
         return (self.tokens[0].time_ns - self.start_ns) / 1e6
 
     @property
     def gaps_us(self) -> NDArray[np.float64]:
-        """Between tokens, by the target's clock."""
+        """The times between successive tokens, by the target's clock."""
         return np.diff([token.time_ns for token in self.tokens]) / 1e3
 
 
 @dataclass(frozen=True)
 class Decode:
-    """The same request twice: for one token, and for many."""
+    """The answers to the same request for one token, and for many."""
 
     short: Answer
     long: Answer
@@ -82,8 +82,8 @@ class Decode:
 def fixed_length(
     prompt: Sequence[int], tokens: int, cached: int = 0, sampling: Sampling = GREEDY, logprobs: int | None = None
 ) -> Request:
-    """A request for exactly so many tokens: no stop token ends it. The first ``cached`` tokens of the prompt are in the
-    target's KV cache."""
+    """A request for exactly ``tokens`` tokens: no stop token ends it. The first ``cached`` tokens of the prompt are in
+    the target's KV cache."""
     return Request(prompt, cached, tokens, frozenset(), sampling, logprobs)
 
 

@@ -1,7 +1,7 @@
-"""An agent at work: it plans, writes, tests and revises, each time with all it has said before in front of it.
+"""The workflow of an agent: it plans, writes, tests and revises, each time with the whole conversation as the prompt.
 
-What came before lies in the engine's cache, so a turn pays for its instruction and its answer alone. A conversation
-that has filled its context ends, and the next task begins with the same first words.
+The conversation is in the engine's KV cache, so a turn computes only its instruction and its answer. A conversation
+that has filled its context ends, and a new one begins with the same system prompt.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from monolane.bench.measure.subject import Subject
 from monolane.engine.result import Completion
 from monolane.engine.session import Session
 
-TURNS = (  # what is asked, and how many tokens are answered
+TURNS = (  # the instruction, and the tokens of the answer
     ("Plan: say which files change, in which order, and what could go wrong.", 384),
     ("Write: the whole code of the change, with its types and comments.", 1024),
     ("Test: one test for every promise of the plan, and what each of them shows.", 384),
     ("Revise: fix what the tests have shown, and give the changed code again.", 768),
 )
 SYSTEM = "You are an engineer who changes one thing at a time and explains every step."
-CONTEXT = 16384  # tokens a conversation may have, where nothing else is asked for
-USUAL, PUBLISHED = 100.0, 3000.0  # tokens per second: what people are used to, and what a closed engine claims
+CONTEXT = 16384  # tokens: the default limit of a conversation
+USUAL, PUBLISHED = 100.0, 3000.0  # tokens per second, for comparison: of usual services, and claimed by a closed engine
 
 METHOD = (
     "an agent's loop through the engine: turns of plan (384 tokens), write (1,024), test (384) and revise (768), "
@@ -34,7 +34,7 @@ METHOD = (
 
 
 def measure(subject: Subject, total: int, context: int, say: Say) -> dict[str, Any]:
-    """Make ``total`` tokens in conversations of at most ``context`` tokens."""
+    """Generate ``total`` tokens in conversations of at most ``context`` tokens."""
     loop = _Loop(subject, total, context, say)
     _, wall_s = timing.timed(loop.run)
     prompts = sum(turn["prompt_tokens"] for turn in loop.turns)
@@ -60,7 +60,7 @@ def measure(subject: Subject, total: int, context: int, say: Say) -> dict[str, A
 
 
 def shortest_context() -> int:
-    """Room for the longest turn, its instruction and the first words, in any tokenizer."""
+    """Enough tokens for the longest turn, its instruction and the system prompt, in any tokenizer."""
     return max(tokens for _, tokens in TURNS) + 512
 
 
@@ -78,12 +78,12 @@ class _Loop:
         made = 0
         conversation: list[int] = []
         while made < self._total:
-            asked, tokens = self._instructions[len(self.turns) % len(TURNS)]
+            instruction, tokens = self._instructions[len(self.turns) % len(TURNS)]
             tokens = min(tokens, self._total - made)
-            if not conversation or len(conversation) + len(asked) + tokens > self._context:
+            if not conversation or len(conversation) + len(instruction) + tokens > self._context:
                 self.conversations += 1
                 conversation = self._system + self._encoded_number()
-            conversation += asked
+            conversation += instruction
             found, seconds = timing.timed(partial(self._answer, conversation, tokens))
             conversation += found.token_ids
             made += tokens
@@ -101,5 +101,5 @@ class _Loop:
         return queue.answer(self._subject, self._session, conversation, tokens)
 
     def _encoded_number(self) -> list[int]:
-        """Another task, so that the model does not say the same again."""
+        """The number of the conversation, so that the model does not generate the same answers again."""
         return self._subject.model.tokenizer.encode(f"Task {self.conversations}.", special=False)

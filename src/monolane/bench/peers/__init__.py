@@ -1,1 +1,1 @@
-"""Others who run the same weights, measured in the same rounds by the same clock."""
+"""Peers: other engines that run the same weights, measured in the same rounds by the same clock."""

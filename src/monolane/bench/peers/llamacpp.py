@@ -1,4 +1,4 @@
-"""llama.cpp as a peer, through the xllamacpp package: same machine, same threads, same prompt, same lengths."""
+"""llama.cpp as a peer, through the xllamacpp package: same machine, number of threads, prompt and lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monolane.bench.peers.peer import PeerMissingError, Wanted
 
 
 class LlamaCpp:
-    """The very file, or its twin widened to the bf16 that we stream."""
+    """Runs the model's GGUF file itself, or a copy of it with its matrices converted to bf16."""
 
     def __init__(self, wanted: Wanted, widened: bool) -> None:
         if find_spec("xllamacpp") is None:

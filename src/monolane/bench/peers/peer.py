@@ -1,4 +1,4 @@
-"""What a peer is: somebody else who runs the same weights, and how its time is taken."""
+"""The interface of a peer, which is another engine that runs the same weights, and how it is timed."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from monolane.model.weights import Weights
 
 
 class PeerMissingError(Exception):
-    """Why there is nothing to compare with: one line for people."""
+    """The peer cannot run here. The message is one line that says why."""
 
 
 class Peer(Protocol):
-    """A loaded model. It answers greedily, with as many tokens as it is asked for, and from an empty cache."""
+    """A loaded model. It answers greedily, with exactly the requested number of tokens, and without prefix caching."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def what(self) -> str:
-        """Versions and settings, for the record."""
+        """Versions and settings, for the result."""
 
     def ask(self, prompt: Sequence[int], tokens: int) -> None:
-        """Answer, and return when the last token is there. Raises where there were fewer."""
+        """Generate ``tokens`` tokens; returns when the last one is complete. Raises if there were fewer."""
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Free the model's memory."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a peer is to run."""
+    """What a peer has to run, and where."""
 
     config: ModelConfig
     weights: Weights
     path: Path | None  # of the model's file or folder; None where the weights are made up
-    kind: str  # of our target: cuda or cpu; the peer runs on the same device
-    threads: int  # of a CPU
+    kind: str  # cuda or cpu: the kind of our target; the peer runs on the same device
+    threads: int  # of a peer on the CPU
     context: int  # tokens of prompt and answer together
 
 
 def reason(error: Exception) -> str:
-    """One line for people."""
+    """Why a peer was skipped, in one line."""
     text = str(error) if isinstance(error, PeerMissingError) else f"{type(error).__name__}: {error}"
     return text.splitlines()[0][:200]
 
 
 @dataclass(frozen=True)
 class Times:
-    """Of one peer in one round, by the host's clock."""
+    """Of one peer in one round, by the host's clock, computed as for Monolane."""
 
-    us_per_token: float  # by the same difference as ours
-    first_token_ms: float  # to the end of a request for one token, as ours
+    us_per_token: float  # the difference of two requests
+    first_token_ms: float  # until the end of a request for one token
 
 
 def measure(peer: Peer, prompt: Sequence[int], tokens: int) -> Times:

@@ -1,4 +1,4 @@
-"""The peers by name; each is opened only where it is installed."""
+"""The peers by name. A peer that is not installed or fails to start is skipped."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _sglang(wanted: Wanted) -> Peer:
     return ServedPeer(SGLANG, wanted)
 
 
-# Name on the command line -> those it stands for, by the name that results carry.
+# Name on the command line -> the peers it stands for, by their names in results.
 MAKERS: dict[str, dict[str, Callable[[Wanted], Peer]]] = {
     "torch.compile": {"torch.compile": _torch_compile},
     "transformers": {"transformers": _transformers},
@@ -58,7 +58,7 @@ MAKERS: dict[str, dict[str, Callable[[Wanted], Peer]]] = {
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """``all``, ``none``, or names with commas between them."""
+    """The names in the value of ``--peers``: ``all``, ``none``, or names separated by commas."""
     if text.strip() in ("all", "none"):
         return tuple(MAKERS) if text.strip() == "all" else ()
     names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
@@ -70,8 +70,8 @@ def parse(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def opened(names: Sequence[str], wanted: Wanted, say: Say) -> Iterator[tuple[list[Peer], dict[str, str]]]:
-    """The peers that are there, warm, and why the others are not. Whatever goes wrong with one must not take our own
-    result along."""
+    """The peers that could be started, warmed up, and for each other one the reason why it is skipped. No failure of a
+    peer may lose our own result."""
     found: list[Peer] = []
     skipped: dict[str, str] = {}
     try:
@@ -90,7 +90,7 @@ def opened(names: Sequence[str], wanted: Wanted, say: Say) -> Iterator[tuple[lis
 
 
 def _warm(peer: Peer) -> Peer:
-    """The first answers compile, record graphs and raise clocks."""
+    """Request two short answers, which compile kernels, capture graphs and raise clocks."""
     try:
         for tokens in (4, 4):
             peer.ask([1, 2, 3, 4], tokens)

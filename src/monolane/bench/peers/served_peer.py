@@ -1,4 +1,4 @@
-"""vLLM and SGLang as peers: each as a server of its own, which is asked as any server is."""
+"""vLLM and SGLang as peers: each runs as a server in a process of its own and is measured over HTTP."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from monolane.bench.measure.server_client import Client
 from monolane.bench.peers.peer import PeerMissingError, Wanted
 from monolane.errors import MonolaneError
 
-START_S = 600.0  # loading, compiling, recording graphs
-STOP_S = 30.0
-MEMORY_SHARE = "0.5"  # of the GPU: we are on it too
+START_S = 600.0  # deadline for loading, compiling and capturing graphs
+STOP_S = 30.0  # from SIGTERM to SIGKILL
+MEMORY_SHARE = "0.5"  # of the GPU's memory: Monolane's model is on the same GPU
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How one is started: its module, and its words for model, port, context, memory, and no cache of prompts."""
+    """How a server is started: its module, and the options of its command line."""
 
     name: str
     module: str
-    model: str
-    context: str
-    others: tuple[str, ...]
+    model: str  # the option for the model
+    context: str  # the option for the context length
+    others: tuple[str, ...]  # options with values: data type, memory, no prefix caching
 
 
 VLLM = Engine(
@@ -53,7 +53,7 @@ SGLANG = Engine(
 
 
 class ServedPeer:
-    """A process that ends with us."""
+    """A server process, started by the constructor and stopped by ``close``."""
 
     def __init__(self, engine: Engine, wanted: Wanted) -> None:
         if find_spec(engine.name) is None:
@@ -63,7 +63,7 @@ class ServedPeer:
         if wanted.path is not None and not wanted.path.is_dir():
             raise PeerMissingError("it needs a folder of safetensors")
         if wanted.path is None and any(wanted.config.windows):
-            raise PeerMissingError("a folder of this shape cannot say which layers have windows")
+            raise PeerMissingError("a model folder cannot be written for a shape with attention windows")
         self.name = engine.name
         self.what = f"{engine.name} {version(engine.name)}, {' '.join(engine.others)}, asked over HTTP"
         self._folder = tempfile.TemporaryDirectory(prefix="monolane-peer-")
@@ -85,7 +85,7 @@ class ServedPeer:
         if self._client is not None:
             self._client.close()
         if self._process is not None and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)  # with the processes it has started: they hold the memory
+            os.killpg(self._process.pid, signal.SIGTERM)  # the whole group: its child processes hold the GPU memory
             try:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:

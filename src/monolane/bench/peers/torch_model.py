@@ -1,4 +1,4 @@
-"""A dense decoder in PyTorch, one token at a time, as torch.compile likes it best: fixed shapes, one graph."""
+"""A dense decoder in PyTorch for one token at a time, written for torch.compile: fixed shapes and no graph breaks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Layer(nn.Module):
         self.register_buffer("keys", torch.zeros(cache))
         self.register_buffer("values", torch.zeros(cache))
 
-    def forward(self, x: Tensor, position: Tensor, turn: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, position: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         q, k, v = self.qkv(self.attn_norm(x)).split(self.sizes, -1)
-        q = rotate(self.q_norm(q.view(1, self.heads, 1, self.head_dim)), turn)
-        k = rotate(self.k_norm(k.view(1, self.kv_heads, 1, self.head_dim)), turn)
+        q = rotate(self.q_norm(q.view(1, self.heads, 1, self.head_dim)), rope)
+        k = rotate(self.k_norm(k.view(1, self.kv_heads, 1, self.head_dim)), rope)
         keys = self.keys.index_copy_(2, position, k)
         values = self.values.index_copy_(2, position, v.view(1, self.kv_heads, 1, self.head_dim))
-        mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
+        mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
         x = x + self.o(mixed.reshape(1, 1, -1))
         gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, -1)
         return x + self.down(functional.silu(gate) * up)  # type: ignore[no-any-return]
@@ -68,21 +68,25 @@ class Decoder(nn.Module):
         self.register_buffer("positions", torch.arange(context))
 
     def forward(self, token: Tensor, position: Tensor) -> Tensor:
-        x, turn, seen = self.begin(token, position)
+        x, rope, masks = self.begin(token, position)
         for layer, window in zip(self.layers, self.window_of, strict=True):
-            x = layer(x, position, turn, seen[window])
+            x = layer(x, position, rope, masks[window])
         return self.end(x)
 
     def begin(self, token: Tensor, position: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], list[Tensor]]:
-        behind = position - self.positions
-        seen = [((behind >= 0) & (behind < (window or len(behind)))).view(1, 1, 1, -1) for window in self.windows]
-        return self.embed(token), (self.cosines[position], self.sines[position]), seen
+        """The embedding, the RoPE coefficients of the position, and an attention mask for each window size."""
+        distance = position - self.positions  # back to each position of the cache
+        masks = [
+            ((distance >= 0) & (distance < (window or len(distance)))).view(1, 1, 1, -1) for window in self.windows
+        ]
+        return self.embed(token), (self.cosines[position], self.sines[position]), masks
 
     def end(self, x: Tensor) -> Tensor:
         return self.head(self.final_norm(x)).argmax(-1)  # type: ignore[no-any-return]
 
     def compile_parts(self, mode: str) -> None:
-        """Every part by itself: all layers share one compiled function, so that depth costs no time to compile."""
+        """Compile the beginning, a layer and the end. All layers share one compiled function, so that compile time does
+        not grow with their number."""
         for name in ("begin", "end"):
             setattr(self, name, torch.compile(getattr(self, name), mode=mode, fullgraph=True, dynamic=False))
         for layer in self.layers:
@@ -90,7 +94,7 @@ class Decoder(nn.Module):
 
 
 def fill(decoder: Decoder, config: ModelConfig, weights: Weights) -> None:
-    """Copy our weights in: q, k, v are one matrix here, and so are gate and up."""
+    """Copy our weights into the decoder, where q, k and v are one matrix, and so are gate and up."""
     parts = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "o": ("o",), "down": ("down",)}
     norms = ["attn_norm", "ffn_norm", *(["q_norm", "k_norm"] if config.qk_norm else [])]
     into = dict(decoder.named_parameters())
@@ -125,7 +129,7 @@ def _vector(weights: Weights, name: str) -> Tensor:
     return torch.from_numpy(np.array(weights.vector(name)))
 
 
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding over the two halves of a head."""
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding over the two halves of a head; ``rope`` are the cosines and the sines."""
     first, second = x.chunk(2, -1)
-    return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
+    return x * rope[0] + torch.cat([-second, first], -1) * rope[1]

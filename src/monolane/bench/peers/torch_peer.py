@@ -8,11 +8,11 @@ from importlib.util import find_spec
 
 from monolane.bench.peers.peer import PeerMissingError, Wanted
 
-_WARM_UP_STEPS = 3  # before a graph is captured, so that nothing is compiled or allocated meanwhile
+_WARM_UP_STEPS = 3  # before the graph is captured, so that nothing is compiled or allocated during the capture
 
 
 class TorchPeer:
-    """A captured step: one token in, the next one out. A prompt goes through it token by token."""
+    """One decode step as a CUDA graph: a token in, the next token out. Prompts are also processed token by token."""
 
     name = "torch.compile"
 
@@ -31,7 +31,7 @@ class TorchPeer:
             "reads a prompt token by token, so its first token says nothing"
         )
         if hasattr(torch._inductor.config, "autotune_num_choices_displayed"):  # not in every version
-            torch._inductor.config.autotune_num_choices_displayed = 0  # pages of tables otherwise
+            torch._inductor.config.autotune_num_choices_displayed = 0  # it would print pages of tables
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
@@ -41,7 +41,7 @@ class TorchPeer:
             torch.set_default_dtype(default)
         fill(model, wanted.config, wanted.weights)
         model.compile_parts("max-autotune-no-cudagraphs")
-        self._model = model  # the graph knows addresses only: the weights must stay where they are
+        self._model = model  # keeps the weights alive: the graph has only their addresses
         self._token = torch.zeros(1, 1, dtype=torch.long, device="cuda")
         self._position = torch.zeros(1, dtype=torch.long, device="cuda")
         self._graph = torch.cuda.CUDAGraph()
@@ -51,12 +51,12 @@ class TorchPeer:
         import torch
 
         with torch.no_grad():
-            beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):
+            side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side_stream):
                 for _ in range(_WARM_UP_STEPS):
                     self._model(self._token, self._position)
-            torch.cuda.current_stream().wait_stream(beside)
+            torch.cuda.current_stream().wait_stream(side_stream)
             with torch.cuda.graph(self._graph):
                 self._token.copy_(self._model(self._token, self._position))
                 self._position.add_(1)
@@ -65,11 +65,11 @@ class TorchPeer:
         import torch
 
         with torch.no_grad():
-            given = torch.tensor([prompt], device="cuda")
+            prompt_ids = torch.tensor([prompt], device="cuda")
             self._position.zero_()
-            for place in range(len(prompt) + tokens - 1):
-                if place < len(prompt):
-                    self._token.copy_(given[:, place : place + 1])
+            for position in range(len(prompt) + tokens - 1):
+                if position < len(prompt):
+                    self._token.copy_(prompt_ids[:, position : position + 1])
                 self._graph.replay()
             torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""Hugging Face transformers as a peer: its own model of the family, our weights, its own ``generate``, in bf16."""
+"""Hugging Face transformers as a peer: its model class and its ``generate``, with our weights in bf16."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monolane.model.weights import expected_shapes
 
 
 class TransformersPeer:
-    """As most people run it."""
+    """The model class of transformers with its default settings."""
 
     name = "transformers"
 
@@ -38,19 +38,19 @@ class TransformersPeer:
     def ask(self, prompt: Sequence[int], tokens: int) -> None:
         import torch
 
-        given = torch.tensor([list(prompt)], device=self._device)
+        prompt_ids = torch.tensor([list(prompt)], device=self._device)
         with torch.no_grad():
             made = self._model.generate(
-                given,
-                attention_mask=torch.ones_like(given),
+                prompt_ids,
+                attention_mask=torch.ones_like(prompt_ids),
                 max_new_tokens=tokens,
                 min_new_tokens=tokens,
                 do_sample=False,
                 pad_token_id=0,
             )
-        if made.shape[1] != len(prompt) + tokens:  # reading the shape waits for nothing; the next line does
+        if made.shape[1] != len(prompt) + tokens:
             raise RuntimeError(f"transformers made {made.shape[1] - len(prompt)} tokens, not {tokens}")
-        made.cpu()
+        made.cpu()  # waits until the GPU has computed the last token
 
     def close(self) -> None:
         import torch
@@ -62,7 +62,7 @@ class TransformersPeer:
 
 
 def settings_of(config: ModelConfig) -> tuple[str, Any]:
-    """A config in the words of transformers, and the name of its model there."""
+    """The name of the model's class in transformers, and its config object."""
     import transformers
 
     windows = {window for window in config.windows if window}
@@ -91,7 +91,7 @@ def settings_of(config: ModelConfig) -> tuple[str, Any]:
 
 
 def _model(config: ModelConfig, device: str) -> Any:
-    """An empty one, in bf16."""
+    """The model in bf16, not yet with our weights."""
     import torch
     import transformers
 
@@ -106,7 +106,7 @@ def _model(config: ModelConfig, device: str) -> Any:
 
 
 def _fill(model: Any, wanted: Wanted) -> None:
-    """Our weights under its names."""
+    """Copy our weights into the model's parameters."""
     import torch
 
     into = dict(model.named_parameters())

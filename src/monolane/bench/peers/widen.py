@@ -1,4 +1,4 @@
-"""A bf16 twin of a GGUF file: the same model at the bytes per weight that we stream, so that peers can be compared."""
+"""Writes a bf16 copy of a GGUF file, so that a peer reads the same 2 bytes per weight as Monolane."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monolane.cache import cache_folder, make_folder
 
 
 def bf16_twin(path: Path) -> Path:
-    """The path of the twin, written once into the cache. Matrices become BF16, vectors stay as they are."""
+    """The path of the copy, which is written into the cache once. Matrices become BF16, vectors F32."""
     import gguf
     import numpy as np
 

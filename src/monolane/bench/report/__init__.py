@@ -1,1 +1,1 @@
-"""Results: as files with a schema, as text, as pictures, and as the README's tables and the page of all results."""
+"""Results of benchmarks as JSON files with a schema, as text, as pictures, as README tables and as docs/results.md."""

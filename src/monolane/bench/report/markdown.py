@@ -1,4 +1,4 @@
-"""Tables in Markdown, and the cells that several of them share."""
+"""Markdown tables, and the cells that several of them have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NOT_MEASURED = "not measured"
 
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; nothing where there are no rows."""
+    """A table; an empty text where there are no rows."""
     if not rows:
         return ""
     lines = [columns, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
@@ -17,14 +17,14 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|" + "---|" * len(columns), *body])
 
 
-def chosen_us(result: dict[str, Any], choice: str = "", clock: str = "", form: str = ",.0f") -> str:
-    """µs per token of a decode result; older ones know only of greedy decoding."""
+def chosen_us(result: dict[str, Any], choice: str = "", clock: str = "", spec: str = ",.0f") -> str:
+    """µs per token of a decode result, for one way to choose tokens; older results have greedy decoding only."""
     us = result.get(f"{choice}us_per_token{clock}")
-    return "-" if us is None else f"{us:{form}}"
+    return "-" if us is None else f"{us:{spec}}"
 
 
 def peer_speed(result: dict[str, Any], name: str) -> str:
-    """What a peer reached beside a result."""
+    """The speed of a peer in the same rounds."""
     peer = result["peers"].get(name)
     if peer is None:
         return NOT_MEASURED
@@ -32,6 +32,6 @@ def peer_speed(result: dict[str, Any], name: str) -> str:
     return f"{speed:,.{0 if speed >= 100 else 1}f} tok/s"
 
 
-def optional(value: float | None, form: str, unit: str = "") -> str:
-    """A number that not every run has."""
-    return NOT_MEASURED if value is None else f"{value:{form}}{unit}"
+def optional(value: float | None, spec: str, unit: str = "") -> str:
+    """A number that not every result has."""
+    return NOT_MEASURED if value is None else f"{value:{spec}}{unit}"

@@ -1,4 +1,4 @@
-"""The page of all results: what was promised, every kind of benchmark, and where each number comes from."""
+"""docs/results.md, the page of all results: goals, every kind of benchmark, machines, commands and methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ a machine can give at all."""
 
 
 def page(found: list[Result], goals: list[Result]) -> str:
-    """Every section that has something to show."""
+    """The text of the page. Sections without results are left out."""
     sections = [
         ("Goals", _goals(found, goals)),
         *((title, section(_of(found, kind))) for title, kind, section in SECTIONS),
@@ -53,11 +53,15 @@ def _goals(found: list[Result], goals: list[Result]) -> str:
 
 
 def _digits(measured: float) -> str:
-    """Digits enough to tell 1.27 from a goal of 1.3."""
+    """The number with enough digits to tell 1.27 from a goal of 1.3."""
     return f"{measured:,.{2 if measured < 10 else 1 if measured < 1000 else 0}f}"
 
 
 def _measured(found: list[Result], goal: Result) -> float | None:
+    """The value that a goal is about, from the first result that fits it; None where there is none.
+
+    It is value / over - times * less, where ``over`` and ``less`` are optional.
+    """
     for result in _of(found, goal["benchmark"]):
         where = result["machine"].get("gpu", {}).get("name", result["machine"]["processor"])
         if result["model"] != goal["model"] or goal["on"] not in where:
@@ -69,7 +73,7 @@ def _measured(found: list[Result], goal: Result) -> float | None:
 
 
 def _at(result: Result, path: list[str | int]) -> float | None:
-    """The number at the end of a path of keys. In a list of points the key is the context of one of them."""
+    """The number at the end of a path of keys. In a list of points, a key is the ``context`` of one of them."""
     value: Any = result
     for key in path:
         if isinstance(value, list):
@@ -121,7 +125,7 @@ def _decode(found: list[Result]) -> str:
 
 
 def _choices(found: list[Result]) -> str:
-    """What choosing a token costs."""
+    """Time per token by the way in which tokens are chosen, and by clock."""
     rows = [
         (
             _model(result),

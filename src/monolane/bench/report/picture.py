@@ -1,4 +1,4 @@
-"""Results as a picture (PNG): speed over context, and where the time of a token goes, stage by stage."""
+"""Results as a picture (PNG): speed by context length, and time per kind of stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = dict[str, Any]
 
 
 def draw(results: Sequence[Result], path: Path) -> str:
-    """Draw what there is to draw, and say so, or why not."""
+    """Draw the results that a picture shows; returns a line that names the file or says why there is none."""
     over_context = [result for result in results if len(result.get("points", ())) > 1]
     by_stage = [result for result in results if result["benchmark"] == "stages"]
     panels = len(over_context) + len(by_stage)
@@ -34,7 +34,7 @@ def draw(results: Sequence[Result], path: Path) -> str:
 
 
 def _contexts(axis: Any, result: Result) -> None:
-    """The dashed line is what reading the longer cache at the ceiling would leave of the first speed."""
+    """The dashed line is the speed if only reading the longer cache at the ceiling added to the first point's time."""
     points = result["points"]
     places = range(len(points))
     speeds = [1e6 / point["us_per_token"] for point in points]
@@ -52,7 +52,7 @@ def _contexts(axis: Any, result: Result) -> None:
 
 
 def _stages(axis: Any, result: Result) -> None:
-    """The black marks are what the design allows, where that is known."""
+    """The black marks are the predicted times, where there are any."""
     names = list(result["stages_us"])[::-1]
     colours = [COLOURS.get(name, OTHER_COLOUR) for name in names]
     axis.barh(names, [result["stages_us"][name] for name in names], color=colours)

@@ -1,4 +1,4 @@
-"""One result, one JSON file: what was measured, on which machine, with which versions, by which command."""
+"""Writes each result as one JSON file, with the machine, the versions and the command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESULTS = Path("benchmarks/results")
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """The hardware and the system that the numbers were measured on."""
     compiler = find_compiler()
     return {
         "processor": processor_name(),
@@ -38,18 +38,18 @@ def machine() -> dict[str, Any]:
 
 
 def gpu(device: Device) -> dict[str, Any]:
-    """The card, and what nvidia-smi says of its driver and limits; None where there is no nvidia-smi."""
-    asked = ("driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit", "temperature.gpu")
+    """The GPU, with its driver and limits from nvidia-smi, which are None where there is no nvidia-smi."""
+    fields = ("driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit", "temperature.gpu")
     return {
         "name": device.name,
         "multiprocessors": device.processors,
         "memory_bytes": device.memory,
-        **dict(zip(asked, _nvidia_smi(asked) or (None,) * len(asked), strict=True)),
+        **dict(zip(fields, _nvidia_smi(fields) or (None,) * len(fields), strict=True)),
     }
 
 
 def versions(*packages: str) -> dict[str, str | None]:
-    """Ours, Python's, and those of the packages that took part."""
+    """The versions of Monolane, of Python, and of these packages."""
     found: dict[str, str | None] = {"monolane": __version__, "commit": _commit(), "python": platform.python_version()}
     for package in packages:
         try:
@@ -60,7 +60,7 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 
 def write(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Keep a result under a name made of its benchmark and model; it may bring its command along."""
+    """Write a result to a file of this name; a result without a command gets that of this process."""
     path = folder / f"{re.sub(r'[^a-z0-9.]+', '-', name.lower())}.json"
     with atomic_write(path) as file:
         file.write((json.dumps({"command": command()} | result, indent=2) + "\n").encode())
@@ -68,7 +68,7 @@ def write(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def command() -> str:
-    """What measures this again; where files went is nobody's business."""
+    """The command that repeats this measurement, without the output paths."""
     program, *words = sys.argv
     for option in ("--out", "--picture"):
         if option in words:
@@ -81,10 +81,10 @@ def command() -> str:
 
 
 def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
-    """Its answers for the first GPU."""
-    asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
+    """The values of these fields for GPU 0; None where nvidia-smi is missing or fails."""
+    words = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
     try:
-        shown = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+        shown = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     answers = [answer.strip() for answer in shown.stdout.strip().split(",")]
@@ -102,14 +102,14 @@ def processor_name() -> str:
 
 
 def cpu_title(processor: object, cores: object) -> str:
-    """What a CPU is told from others by."""
+    """The name under which the results of a CPU are kept."""
     return f"{processor}, {cores} cores"
 
 
 def _commit() -> str | None:
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
-        shown = subprocess.run(asked, capture_output=True, text=True, check=False)
+        shown = subprocess.run(words, capture_output=True, text=True, check=False)
     except OSError:
         return None
     return shown.stdout.strip() or None

@@ -1,4 +1,4 @@
-"""What every file in benchmarks/results must hold: a small schema for each kind of benchmark."""
+"""The schemas of the files in benchmarks/results, one for each kind of benchmark."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-# A schema: a type or some, a list of what its one or more elements are, or a dict of keys and what they hold. A result
-# may have more keys than are named; one that ends in "?" may be missing; "*" stands for all that are not named.
+# A schema is a type or a tuple of types; a list with the schema of its elements, of which there must be at least one;
+# or a dict of keys and their schemas. A key that ends in "?" may be missing. "*" stands for all keys that are not
+# named; without it a result may have further keys of any content.
 Schema = Any
 NUMBER = (int, float)
 NONE = type(None)
@@ -95,7 +96,7 @@ KINDS: dict[str, Schema] = {
 
 
 def problems(result: object) -> list[str]:
-    """What is wrong with a result; nothing where it is sound."""
+    """What is wrong with a result; an empty list where it fits its schema."""
     found = _check(result, COMMON, "")
     if found or not isinstance(result, dict):
         return found

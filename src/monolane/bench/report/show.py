@@ -1,4 +1,4 @@
-"""Results as text for a terminal."""
+"""Results as text for the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Result = dict[str, Any]
 
 
 def text(results: Sequence[Result]) -> str:
-    """All of them, one block each."""
+    """A paragraph for each result, with an empty line between two."""
     writers = {"decode": _decode, "context": _context, "stages": _stages, "workflow": _workflow, "server": _server}
     return "\n\n".join("\n".join(writers[result["benchmark"]](result)) for result in results)
 
@@ -48,7 +48,7 @@ def _decode(result: Result) -> Iterator[str]:
 
 
 def _beside(result: Result) -> Iterator[str]:
-    """Ours and others, of the same rounds."""
+    """A table of Monolane and its peers."""
     first = next(iter(result["first_token_ms"].values()))
     ours = {"us_per_token": result["us_per_token"], "first_token_ms": first["host"]}
     yield f"  {'in the same rounds':22}{'µs/token':>12}{'tok/s':>10}{'first token, ms':>17}{'Monolane is':>16}"
@@ -96,8 +96,8 @@ def _workflow(result: Result) -> Iterator[str]:
 def _server(result: Result) -> Iterator[str]:
     yield f"{result['model']}, {result['device']}"
     found = result["accuracy"]
-    begins = "it was" if found["consistent"] else "it was NOT"
-    yield _line("accuracy", f"{found['verdict']}: {found['why']}; {begins}")
+    begins = "it does" if found["consistent"] else "it does NOT"
+    yield _line("accuracy", f"{found['verdict']}: {found['why']}: {begins}")
     yield _line("decode", f"{_speed(result['us_per_token'])}, answers of {result['tokens']:,.0f} tokens")
     for found in result["first_token_ms"].values():
         yield _line("first token", f"{found['host']:,.2f} ms, after {result['prompt_tokens']:,.0f} tokens")

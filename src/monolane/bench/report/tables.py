@@ -1,4 +1,4 @@
-"""The README's tables and the page of all results, made from the results and from nothing else: ``make report``."""
+"""``make report``: writes the README's tables and docs/results.md from the result files, and from nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MORE = (
 
 
 def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """All results of a folder, in the order of their names; one that does not fit its schema is refused."""
+    """All results of a folder, ordered by file name; raises if one does not fit its schema."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -35,7 +35,7 @@ def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """What the README shows: greedy and sampled, on GPUs first, each beside the peer that matters there."""
+    """The README's tables: decode speeds on GPUs, then on CPUs, each with the main peer on that kind of device."""
     decoded = [result for result in found if result["benchmark"] == "decode"]
     decoded.sort(key=lambda result: float(result["us_per_token"]))
     on_gpu = [result for result in decoded if "gpu" in result["machine"]]
@@ -73,7 +73,7 @@ def _where(result: dict[str, Any]) -> str:
 
 
 def fill(page: Path, content: str) -> bool:
-    """Put the table between its markers; True where that changed the page."""
+    """Write ``content`` between the markers of a page; True if that changed the page."""
     text = page.read_text()
     before, rest = text.split(BEGIN, 1)
     _, after = rest.split(END, 1)
@@ -83,12 +83,12 @@ def fill(page: Path, content: str) -> bool:
 
 
 def goals(path: Path) -> list[dict[str, Any]]:
-    """What was promised; nothing where nothing was."""
+    """The goals in a file; none where there is no file."""
     return list(json.loads(path.read_text())) if path.exists() else []
 
 
 def write(root: Path) -> list[Path]:
-    """Make the README's tables and the page anew; those that changed."""
+    """Write the README's tables and the page of results; returns the files that changed."""
     from monolane.bench.report import page
 
     found = results(root / RESULTS)

@@ -1,1 +1,1 @@
-"""When every worker waited and worked, stage by stage: measured, written for a viewer, drawn."""
+"""Traces: when each worker waited and worked in each stage. Measured, written for Perfetto, and drawn."""

@@ -1,4 +1,5 @@
-"""A trace in Chrome's format, which https://ui.perfetto.dev opens: a track per worker, and three of all together."""
+"""A trace in Chrome's trace event format, which https://ui.perfetto.dev opens: a track per worker, and three tracks for
+all workers together."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from typing import Any
 
 from monolane.bench.trace.stamps import Trace
 
-TOGETHER, WORKERS = 1, 2  # processes, as the format calls a group of tracks
-TOKENS, CRITICAL, HANDOFFS = 1, 2, 3  # tracks of the first
+TOGETHER, WORKERS = 1, 2  # process ids: the format calls a group of tracks a process
+TOKENS, CRITICAL, HANDOFFS = 1, 2, 3  # the tracks of TOGETHER
 
 Event = dict[str, Any]
 
 
 def text(trace: Trace) -> str:
-    """One event a line."""
+    """The file's content, with one event per line."""
     lines = ",\n".join(json.dumps(event, ensure_ascii=False, separators=(",", ":")) for event in events(trace))
     return f'{{"displayTimeUnit":"ns","traceEvents":[\n{lines}\n]}}\n'
 
@@ -37,9 +38,10 @@ def _names(process: int, name: str, tracks: dict[int, str]) -> Iterator[Event]:
 
 
 def _together(trace: Trace) -> Iterator[Event]:
-    """Tokens; the stage that the slowest worker is in; from its end until every worker has the next one's input."""
+    """The tokens; the stages of the slowest worker (critical path); and the hand-offs, which last from the end of a
+    stage until every worker has the input of the next one."""
     ends = trace.ended.max(1)
-    waited = trace.stamps[1:, ..., 1].max(1) > 0  # a stage without such a stamp does not say when its input came
+    waited = trace.stamps[1:, ..., 1].max(1) > 0  # stages without a stamp of when the input arrived have no hand-off
     arrived = trace.ready.max(1)
     for token in range(trace.tokens):
         begins = ends[token] - trace.critical[token]
@@ -49,7 +51,7 @@ def _together(trace: Trace) -> Iterator[Event]:
             begin, end = begins[index], ends[token, index]
             yield _slice(stage.name, "critical", (TOGETHER, CRITICAL), begin, end, where)
             if waited[token, index] and arrived[token, index] > begin:
-                before = trace.stages[index - 1].name  # of the first stage: the last one of the token before
+                before = trace.stages[index - 1].name  # before the first stage: the last stage of the previous token
                 name = f"{before} → {stage.name}"
                 yield _slice(name, "hand-off", (TOGETHER, HANDOFFS), begin, arrived[token, index], where)
 
@@ -65,7 +67,7 @@ def _of_worker(trace: Trace, worker: int) -> Iterator[Event]:
 
 
 def _slice(name: str, kind: str, track: tuple[int, int], begin: float, end: float, where: Event) -> Event:
-    """A complete event; times in µs, to the nanosecond."""
+    """A complete event (phase X); times in µs, rounded to 1 ns."""
     process, thread = track
     place: Event = {"ph": "X", "name": name, "cat": kind, "pid": process, "tid": thread}
     return place | {"ts": round(float(begin), 3), "dur": round(float(end - begin), 3), "args": where}

@@ -1,4 +1,4 @@
-"""A trace as a picture (SVG): time per kind of stage, a token from end to end, and one layer with all its workers."""
+"""A trace as a picture (SVG): time per kind of stage, one token from beginning to end, one layer with all workers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from monolane.bench.trace.stamps import Trace
 from monolane.program.inspect import COLOURS, OTHER_COLOUR
 
-WIDTH, LEFT, RIGHT = 1200, 90, 30  # in the picture's units, which are a screen's pixels
+WIDTH, LEFT, RIGHT = 1200, 90, 30  # pixels, as all lengths here: the picture and its margins
 PLOT = WIDTH - LEFT - RIGHT
-LINE = 22
-STRIP = 30
-BAR_TEXT = 260
-MOST_ROWS = 528  # of height, for all workers together
+LINE = 22  # height of a line of text
+STRIP = 30  # height of the strip of one token
+BAR_TEXT = 260  # width of the text to the right of the longest bar
+MOST_ROWS = 528  # height of the rows of all workers together, at most
 WAITING = "0.25"  # opacity
 
 
 class _Page:
-    """A column of panels that grows downwards."""
+    """Panels below each other; ``y`` is where the next one begins."""
 
     def __init__(self) -> None:
         self.root = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg", width=str(WIDTH))
@@ -36,7 +36,7 @@ class _Page:
         ElementTree.SubElement(self.root, "text", place | style).text = words
 
     def boxes(self, boxes: Sequence[tuple[float, float, float, float]], colour: str, opacity: str, title: str) -> None:
-        """Boxes (x, y, width, height) of one colour, as one shape."""
+        """Boxes (x, y, width, height) of one colour, as one SVG path."""
         outline = "".join(
             f"M{_number(x)} {_number(y)}h{_number(w)}v{_number(h)}h{_number(-w)}z" for x, y, w, h in boxes
         )
@@ -56,7 +56,7 @@ class _Page:
 
 
 def text(trace: Trace) -> str:
-    """The picture of a trace: of its tokens and of their layers, one that takes neither more nor less than others."""
+    """The picture of a trace. The token and the layer that it shows are those of median time."""
     page = _Page()
     page.y = 30
     page.text(LEFT, page.y, trace.name, **{"font-size": "17", "font-weight": "bold"})
@@ -128,7 +128,7 @@ def _workers(page: _Page, trace: Trace, token: int, inside: NDArray[np.int64], l
 
 
 def _axis(page: _Page, height: float, span: float) -> None:
-    """Times in µs below a panel, from its left edge; the page goes on below them."""
+    """Tick marks in µs below a panel of this height; 0 is at its left edge."""
     page.y += height + 4
     step = 10.0 ** floor(log10(span / 5)) if span > 0 else 1.0
     step *= next((factor for factor in (1, 2, 5) if span / (step * factor) <= 12), 10)
@@ -141,7 +141,7 @@ def _axis(page: _Page, height: float, span: float) -> None:
 
 
 def _median(values: NDArray[np.float64]) -> int:
-    """Where the middle one of them is."""
+    """The index of the median."""
     return int(np.argsort(values)[len(values) // 2])
 
 

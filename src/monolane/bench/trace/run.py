@@ -1,4 +1,4 @@
-"""Traces made and written: a model answers until it is warm, then with stamps."""
+"""Makes and writes traces: the target answers twice without time stamps, to warm up and to be timed, then with them."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from monolane.target.base import Request, Target, Token
 
 CONTEXT = 2048
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
-TRACED_FROM = 100  # decode passes: the caches are warm, the context is some 230 tokens
-MOST_TOKENS = 32  # traced; a token of a large model is a megabyte of trace
-LONGEST_RUN_S, FEWEST_TOKENS = 2.0, 8  # of a run without stamps, on a slow machine
+TRACED_FROM = 100  # the first traced decode pass: the caches are warm, the context is some 230 tokens
+MOST_TOKENS = 32  # that can be traced; one token of a large model is a megabyte of trace
+LONGEST_RUN_S, FEWEST_TOKENS = 2.0, 8  # a run without stamps ends after so long, but not with fewer tokens
 
 
 @runtime_checkable
 class Stamping(Target, Protocol):
-    """What a target offers besides, if it can stamp its stages."""
+    """A target that can record time stamps of its stages."""
 
     program: Program
 
     def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
-        """When each worker came to each stage, had its input and ended, in ns: [pass][worker][stage][3].
+        """When each worker reached each stage, had its input and finished, in ns: [pass][worker][stage][3].
 
-        The passes are those of a decoded token, from the one numbered ``first`` on.
+        The passes are decode passes, from number ``first`` on.
         """
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command; mistakes are found before anything runs."""
+    """The options of the command. They are checked before anything is traced."""
 
-    tokens: int  # traced
+    tokens: int  # to trace
     device: str
     workers: int | None
-    out: Path | None  # the trace for a viewer
+    out: Path | None  # where the trace for Perfetto is written
     picture: Path | None
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Options:
 
 
 def run(name: str, config: ModelConfig, weights: Weights, options: Options, progress: Progress) -> str:
-    """Trace a model, write what is asked for; the report."""
+    """Trace a model and write the files that the options name; returns the report."""
     trace = measure(name, config, weights, options, progress)
     for path, text in ((options.out, perfetto.text), (options.picture, trace_picture.text)):
         if path is not None:
@@ -71,7 +71,7 @@ def run(name: str, config: ModelConfig, weights: Weights, options: Options, prog
 
 
 def measure(name: str, config: ModelConfig, weights: Weights, options: Options, progress: Progress) -> Trace:
-    """Load a model, let it answer without stamps until it is warm, then with them."""
+    """Open a target for the model and trace it."""
     needed = PROMPT_TOKENS + ANSWER_TOKENS
     if config.context < needed:
         raise UsageError(
@@ -89,8 +89,8 @@ def measure(name: str, config: ModelConfig, weights: Weights, options: Options, 
 
 
 def of_target(name: str, target: Stamping, prompt: list[int], tokens: int) -> Trace:
-    """The trace of so many tokens."""
-    _answer(target, prompt)  # warms up
+    """Trace ``tokens`` tokens, after two answers without stamps: one to warm up, one that is timed."""
+    _answer(target, prompt)
     answer = _answer(target, prompt)
     us = (answer[-1].time_ns - answer[0].time_ns) / 1e3 / (len(answer) - 1)
     passes = tokens + 1
@@ -100,7 +100,7 @@ def of_target(name: str, target: Stamping, prompt: list[int], tokens: int) -> Tr
 
 
 def _answer(target: Target, prompt: list[int]) -> list[Token]:
-    """The tokens of one answer, or as many as there is time for."""
+    """The tokens of one answer. On a slow machine it is aborted after LONGEST_RUN_S."""
     run = target.run(Request(prompt, 0, ANSWER_TOKENS, frozenset(), Sampling()))
     made: list[Token] = []
     begin = time.monotonic()

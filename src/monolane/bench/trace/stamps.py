@@ -1,4 +1,4 @@
-"""Where the time of a token goes: stamps of every worker at every stage, over a few tokens."""
+"""A trace: time stamps of every worker at every stage, over a few tokens, and the times that follow from them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trace:
-    """``stamps`` as a target gives them. The first pass is only there for its end, from which the next one counts."""
+    """The stamps of some successive decode passes. Of the first pass only the end is used: the second begins there."""
 
-    name: str  # of model and target, for people
+    name: str  # of model and target, for display
     stages: tuple[Stage, ...]
-    stamps: NDArray[np.int64]
+    stamps: NDArray[np.int64]  # as ``Stamping.trace`` returns them
     us_per_token: float  # in a run without stamps
     bytes_per_token: int
 
@@ -33,12 +33,12 @@ class Trace:
 
     @cached_property
     def began(self) -> Times:
-        """When each worker came to each stage, in µs from the first of them: [token][worker][stage]."""
+        """When each worker reached each stage, in µs since the earliest: [token][worker][stage]."""
         return self._since_begin(self.stamps[1:, ..., 0])
 
     @cached_property
     def ready(self) -> Times:
-        """When it had its input; where a stage has no stamp for that, when it came to it."""
+        """When each worker had the stage's input; where a stage has no stamp for that, when it reached the stage."""
         return np.where(self.stamps[1:, ..., 1] > 0, self._since_begin(self.stamps[1:, ..., 1]), self.began)
 
     @cached_property
@@ -47,13 +47,16 @@ class Trace:
 
     @cached_property
     def critical(self) -> Times:
-        """What each stage adds to the end of the slowest worker, in µs: [token][stage]. All together are the time."""
+        """From the slowest worker's end of the previous stage to that of this one, in µs: [token][stage].
+
+        The sum over a token's stages is the time of the token.
+        """
         ends = self.stamps[..., 2].max(1)
         added = np.diff(ends.ravel())[len(self.stages) - 1 :] / 1e3
         return np.asarray(added.reshape(self.tokens, -1))
 
     def kinds(self) -> dict[str, NDArray[np.bool_]]:
-        """The stages by their name."""
+        """For each kind of stage, by name, which of the stages are of this kind."""
         names = np.array([stage.name for stage in self.stages])
         return {name: names == name for name in dict.fromkeys(names.tolist())}
 
@@ -62,7 +65,7 @@ class Trace:
 
 
 def report(trace: Trace) -> str:
-    """Decode speed and, per kind of stage, the time it adds to the critical path, its wait and its work, in µs."""
+    """Decode speed and, per kind of stage, the time on the critical path, waiting and working, in µs."""
     gigabytes = trace.bytes_per_token / trace.us_per_token / 1e3
     wait, work = trace.ready - trace.began, trace.ended - trace.ready
     lines = [

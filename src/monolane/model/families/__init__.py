@@ -1,4 +1,4 @@
-"""The families of models we run, and how to find the one a file belongs to."""
+"""The supported families of models, and how the family of a file is found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def family_of_huggingface(settings: Settings) -> Family:
     architectures = settings.get("architectures")
     for family in FAMILIES:
         if family.name == kind:
-            # A classifier or a bare body has the same model_type, but other tensors.
+            # Classifiers and models without a head have the same model_type, but other tensors.
             if isinstance(architectures, list) and architectures and family.architecture not in architectures:
                 raise UnsupportedModelError(
                     f"{settings.source}: {architectures[0]!r} is not supported, only {family.architecture}.",

@@ -1,13 +1,17 @@
-"""Keys of a config that are not read: which of them change a model's numbers, and which do not.
+"""The keys of a config that our readers do not read: which of them change what a model computes, and which do not.
 
-Every key that transformers reads of a ``config.json`` is either asked for by our readers (``Settings.asked``), or here:
-in NEUTRAL with the values at which it changes nothing, any other being refused; or in HARMLESS (for one family alone:
-``Family.harmless``) with the reason why no value matters. ``tests/model/test_config_keys.py`` computes what the
-installed transformers reads, and fails for a key that is nowhere. A key of a file that is nowhere is read by nobody: it
-is noted, and ignored.
+Every key that transformers reads from a ``config.json`` is in one of three places:
 
-GGUF files are the other way round. The gguf package lists every key there is for any architecture; one of them that is
-neither asked for nor harmless is refused, unless its value says "none".
+- ``Settings.asked``: our readers read it;
+- NEUTRAL, with the values that change nothing; any other value is refused;
+- HARMLESS, or ``Family.harmless`` for keys of one family, with the reason why no value changes what a model computes.
+
+``tests/model/test_config_keys.py`` finds the keys that the installed transformers reads, and fails for a key that is in
+none of the three. A key of a file that is in none of them is not read by transformers either: it is ignored, and a note
+says so.
+
+For GGUF files the default is to refuse. The gguf package lists the keys of all architectures; one of these that is
+neither read nor harmless is refused, unless its value means "none".
 """
 
 from __future__ import annotations
@@ -18,19 +22,19 @@ from collections.abc import Iterable, Iterator
 from monolane.errors import UnsupportedModelError
 from monolane.model.settings import Settings, shown
 
-_NAMED = 8  # unread keys in one note
+_NAMED = 8  # unread keys that one note names
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "is_causal": (True,),  # null too would let every token see those after it
+    "is_causal": (True,),  # false and null both turn the causal mask off
     "is_encoder_decoder": (False, None),
-    "per_layer_config": ({}, None),  # layers of different shapes, or with parts left out
+    "per_layer_config": ({}, None),  # would give layers different shapes, or leave parts out
     "attention_chunk_size": (None,),
     "num_kv_shared_layers": (0, None),
     "number_of_conv_states": (1, None),
     "default_rope_type": ("default",),
-    "attribute_map": ({},),  # one key read in the place of another
-    "transformers_weights": (None,),  # another file than model.safetensors
-    # Configs inside the config, of which one would be read instead of the whole.
+    "attribute_map": ({},),  # would read one key in place of another
+    "transformers_weights": (None,),  # would name another file than model.safetensors
+    # Nested configs, one of which would be read instead of the outer one.
     "text_config": (None,),
     "text_encoder": (None,),
     "decoder": (None,),
@@ -39,10 +43,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 
 TRAINING = "training only"
 _CLASSIFIER = "for classifiers; a model that is one has other architectures, which are refused"
-_HOW = "how the numbers are computed or handed on, not which"
+_EXECUTION = "changes how the numbers are computed or returned, not their values"
 _ORIGIN = "where the files come from"
 _CHECKED = "only checked for being well-formed"
-_SEEING = "for models that see"
+_VISION = "for vision models"
 
 HARMLESS: dict[str, str] = {
     "attention_dropout": TRAINING,
@@ -53,23 +57,23 @@ HARMLESS: dict[str, str] = {
     "label2id": _CLASSIFIER,
     "num_labels": _CLASSIFIER,
     "problem_type": _CLASSIFIER,
-    "use_cache": _HOW,
-    "return_dict": _HOW,
-    "output_attentions": _HOW,
-    "output_hidden_states": _HOW,
-    "tie_last_hidden_states": _HOW,
-    "chunk_size_feed_forward": _HOW,
-    "attn_implementation": _HOW,
-    "experts_implementation": _HOW,
-    "fusion_config": _HOW,
-    "base_model_tp_plan": _HOW,
-    "base_model_pp_plan": _HOW,
-    "base_model_ep_plan": _HOW,
-    "base_model_fsdp_plan": _HOW,
+    "use_cache": _EXECUTION,
+    "return_dict": _EXECUTION,
+    "output_attentions": _EXECUTION,
+    "output_hidden_states": _EXECUTION,
+    "tie_last_hidden_states": _EXECUTION,
+    "chunk_size_feed_forward": _EXECUTION,
+    "attn_implementation": _EXECUTION,
+    "experts_implementation": _EXECUTION,
+    "fusion_config": _EXECUTION,
+    "base_model_tp_plan": _EXECUTION,
+    "base_model_pp_plan": _EXECUTION,
+    "base_model_ep_plan": _EXECUTION,
+    "base_model_fsdp_plan": _EXECUTION,
     "dtype": "matrices are bf16 here and sums fp32, whatever type the files have",
     "torch_dtype": "the older name of dtype",
-    "bos_token_id": "the tokenizer knows with which token a text begins",
-    "eos_token_id": "where answers end; read with the whole model (load.py)",
+    "bos_token_id": "the tokenizer adds the BOS token",
+    "eos_token_id": "the tokens that end an answer; load.py reads them",
     "pad_token_id": "a single request has no padding",
     "name_or_path": _ORIGIN,
     "_name_or_path": _ORIGIN,
@@ -79,13 +83,13 @@ HARMLESS: dict[str, str] = {
     "num_heads": _CHECKED,
     "embed_dim": _CHECKED,
     "mlp_layer_types": _CHECKED,
-    "mtp_layer_types": "layers that draft tokens, beside the model itself",
+    "mtp_layer_types": "additional layers for multi-token prediction",
     "default_theta": "replaced by rope_theta before it is read",
     "ignore_keys_at_rope_validation": _CHECKED,
-    "sub_configs_defaults": "for configs inside the config",
-    "vision_aspect_ratio": _SEEING,
-    "vision_feature_layer": _SEEING,
-    "vision_feature_select_strategy": _SEEING,
+    "sub_configs_defaults": "for nested configs",
+    "vision_aspect_ratio": _VISION,
+    "vision_feature_layer": _VISION,
+    "vision_feature_select_strategy": _VISION,
 }
 
 _GGUF_NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -100,9 +104,9 @@ _GGUF_NEUTRAL: dict[str, tuple[object, ...]] = {
 _YARN = "for the scaling named yarn, which is refused"
 
 GGUF_HARMLESS: dict[str, str] = {
-    "vocab_size": "the embedding has as many rows",
+    "vocab_size": "the vocabulary's size is the number of rows of the embedding",
     "tensor_data_layout": "a remark of the converter",
-    "pooling_type": "for models that embed texts",
+    "pooling_type": "for embedding models",
     "attention.layer_norm_epsilon": "for norms that subtract the mean, which none of the families has",
     "rope.scaling.finetuned": "a remark about the training",
     "rope.scaling.original_context_length": _YARN,
@@ -119,7 +123,7 @@ def refuse_unsupported_keys(settings: Settings) -> None:
 
 
 def refuse_unsupported_gguf_keys(settings: Settings) -> None:
-    """The same for a GGUF file's metadata, once all that is read of it was asked for."""
+    """The same for the metadata of a GGUF file. Called after everything else has been read from ``settings``."""
     for key in settings.values:
         name = key.removeprefix(settings.prefix)
         if key in settings.asked or name == key or name in GGUF_HARMLESS or name not in _gguf_names():
@@ -131,7 +135,7 @@ def refuse_unsupported_gguf_keys(settings: Settings) -> None:
 
 
 def note_on_unread_keys(settings: Settings, harmless: Iterable[str] = ()) -> str | None:
-    """One line that names the keys nobody reads; None where there are none. ``harmless`` are the family's own."""
+    """A line that names the keys that are ignored; None where there are none. ``harmless`` are the family's own."""
     known = settings.asked | NEUTRAL.keys() | HARMLESS.keys() | set(harmless)
     if settings.prefix:
         known = settings.asked | {settings.prefix + name for name in _gguf_names()}
@@ -152,7 +156,7 @@ def _refused(settings: Settings, key: str) -> UnsupportedModelError:
 
 
 def _is_one_of(value: object, values: tuple[object, ...]) -> bool:
-    """By type too: for Python, 1 equals True."""
+    """Whether type and value are those of one of ``values``; in Python 1 == True."""
     return any(type(value) is type(other) and value == other for other in values)
 
 
@@ -162,7 +166,7 @@ def _says_none(value: object) -> bool:
 
 @functools.cache
 def _gguf_names() -> frozenset[str]:
-    """Every key of an architecture that the gguf package knows, without the architecture's name before it."""
+    """Every key of an architecture that the gguf package knows, without the prefix of the architecture's name."""
     from gguf.constants import Keys
 
     def names(group: type) -> Iterator[str]:

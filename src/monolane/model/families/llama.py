@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1 and 3.2, and what is built like it: SmolLM2, TinyLlama."""
+"""Llama 2, 3, 3.1 and 3.2, and models with the same architecture: SmolLM2, TinyLlama."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     return replace(plain, qkv_bias=bias, o_bias=bias, mlp_bias=settings.flag("mlp_bias"))
 
 
-# GGUF files of Mistral models say "llama" too.
+# GGUF files of Mistral models have the architecture "llama", too.
 FAMILY = Family("llama", "LlamaForCausalLM", _refine, gguf_architecture="llama", gguf_interleaved=True)

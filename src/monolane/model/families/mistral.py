@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose layers may look at a sliding window, all of them or those that ``layer_types`` names."""
+"""Mistral: a Llama with sliding-window attention, in all layers or in those that ``layer_types`` names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monolane.model.settings import Settings
 
 
 def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
-    # The first Mistral's config could leave out its own window, 4096; later ones say null for none.
+    # A config without the key means the window of the first Mistral, 4096 tokens; null means none.
     window = read_window(settings)
     return replace(plain, windows=windows_by_kind(settings, plain.layers, window, (window,) * plain.layers))
 

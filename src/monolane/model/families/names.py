@@ -1,4 +1,4 @@
-"""What a tensor is called in the files: canonical name (see weights.py) to a Hugging Face or GGUF name."""
+"""Translates canonical names of tensors (see weights.py) to their names in Hugging Face and GGUF files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on q, k and v; sliding windows on the upper layers where switched on."""
+"""Qwen2 and Qwen2.5: biases on q, k and v; sliding windows in the upper layers if ``use_sliding_window`` is true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3: every head of q and k has a norm, and the head size is a number of its own."""
+"""Qwen3: QK norm, and a head size that is not hidden / heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monolane.model.settings import Settings
 
 
 def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
-    settings.integer("head_dim", HEAD_DIM_LIMIT)  # must be said: hidden / heads is not it
+    settings.integer("head_dim", HEAD_DIM_LIMIT)  # raises if the key is missing: hidden / heads would be wrong
     bias = settings.flag("attention_bias")
     return replace(plain, qkv_bias=bias, o_bias=bias, windows=layer_windows(settings, plain.layers))
 

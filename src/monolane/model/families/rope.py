@@ -1,4 +1,4 @@
-"""Rotary embedding as a Hugging Face config describes it, with its scaling worked out to one factor per pair."""
+"""Reads the rotary embedding of a Hugging Face config; scaling becomes one factor per pair."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CONTEXT_LIMIT = 1 << 24
 
 
 def read_rope(settings: Settings, head_dim: int, context: int) -> Rope:
-    """Newer configs have all in ``rope_parameters``, older ones ``rope_theta`` and ``rope_scaling`` apart.
+    """Newer configs have everything in ``rope_parameters``, older ones have ``rope_theta`` and ``rope_scaling``.
 
-    Where both objects are there, ``rope_scaling`` counts and nothing of the other does, as in transformers: it is what
-    somebody adds to a config by hand. An empty object counts as none.
+    Where a config has both objects, only ``rope_scaling`` is used, as in transformers: it is what users add to a config
+    by hand. An empty object counts as none.
     """
     objects = {}
     for key in ("rope_scaling", "rope_parameters"):
@@ -54,12 +54,13 @@ def read_rope(settings: Settings, head_dim: int, context: int) -> Rope:
 
 
 def linear_rope(theta: float, factor: float, head_dim: int) -> Rope:
-    """Every frequency divided by the same factor."""
+    """All frequencies are divided by the same factor."""
     return Rope(theta, (factor,) * (head_dim // 2))
 
 
 def _original_context(settings: Settings, scaling: Settings, context: int) -> int:
-    """Positions a model was first trained on: beside the scaling (this one counts), in it, or else all it has."""
+    """The context length before scaling. The key in the config itself goes before the one in the scaling object; where
+    neither is there, it is the model's whole context."""
     key = "original_max_position_embeddings"
     if settings.has(key):
         return settings.integer(key, _CONTEXT_LIMIT)
@@ -67,16 +68,16 @@ def _original_context(settings: Settings, scaling: Settings, context: int) -> in
 
 
 def _llama3_rope(theta: float, scaling: Settings, head_dim: int, original_context: int) -> Rope:
-    """Llama 3.1: slow pairs are slowed down by ``factor``, fast ones left alone, those between blended.
+    """Llama 3.1: low frequencies are divided by ``factor``, high ones are unchanged, those between are interpolated.
 
-    How fast a pair is, is counted in the full turns it makes within the context the model was first trained on.
+    Low and high are limits on the number of full rotations of a pair within the original context.
     """
     factor = scaling.number("factor")
-    slow = scaling.number("low_freq_factor")
-    fast = scaling.number("high_freq_factor")
-    if fast <= slow:
-        raise scaling.wrong("high_freq_factor", f"above low_freq_factor, {slow}")
-    turns = original_context * Rope(theta).inverse_frequencies(head_dim) / (2 * math.pi)
-    kept = np.clip((turns - slow) / (fast - slow), 0.0, 1.0)
-    factors = 1.0 / ((1.0 - kept) / factor + kept)
+    low = scaling.number("low_freq_factor")
+    high = scaling.number("high_freq_factor")
+    if high <= low:
+        raise scaling.wrong("high_freq_factor", f"above low_freq_factor, {low}")
+    rotations = original_context * Rope(theta).inverse_frequencies(head_dim) / (2 * math.pi)
+    unscaled = np.clip((rotations - low) / (high - low), 0.0, 1.0)  # the share of the original frequency
+    factors = 1.0 / ((1.0 - unscaled) / factor + unscaled)
     return Rope(theta, tuple(factors.tolist()))

@@ -1,4 +1,4 @@
-"""What the families have in common: they are all read as a plain Llama first, then say where they differ."""
+"""The common part of all families: a config is read as that of a plain Llama, then the family refines it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monolane.model.families.names import gguf_name
 from monolane.model.families.rope import linear_rope, read_rope
 from monolane.model.settings import Settings
 
-# Above what any model has; with them every size that is computed from a config stays small enough to reason about.
+# Limits that no model exceeds. They bound every size that is computed from a config.
 HIDDEN_LIMIT = 1 << 17
 LAYERS_LIMIT = 1 << 10
 HEADS_LIMIT = 1 << 10
@@ -27,22 +27,23 @@ CONTEXT_LIMIT = 1 << 24
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture. Adding one: a file beside this one that defines FAMILY, and a line in ``families/__init__.py``.
+    """An architecture. To add one, write a file in this folder that defines FAMILY, and add its name to
+    ``families/__init__.py``.
 
-    ``refine`` takes the config as read for a plain Llama, and returns it with what this family reads besides.
+    ``refine`` gets the config that was read for a plain Llama, and returns it with the keys that only this family has.
     """
 
     name: str  # also the ``model_type`` of a Hugging Face config
     architecture: str  # as in the ``architectures`` of a Hugging Face config
     refine: Callable[[Settings, ModelConfig], ModelConfig]
-    gguf_architecture: str | None = None  # None: GGUF files of this family go under another family's name
-    gguf_interleaved: bool = False  # GGUF keeps the rows of q and k for rotating neighbouring pairs
-    qkv_bias: bool = False  # always there
+    gguf_architecture: str | None = None  # None: GGUF files of this family have another family's name
+    gguf_interleaved: bool = False  # in GGUF files, rows of q and k are ordered for RoPE over neighbouring pairs
+    qkv_bias: bool = False  # every model of the family has these biases
     qk_norm: bool = False
-    harmless: Mapping[str, str] = field(default_factory=dict)  # keys of its own that change nothing: see keys.py
+    harmless: Mapping[str, str] = field(default_factory=dict)  # keys that change nothing -> the reason, as in keys.py
 
     def huggingface_config(self, settings: Settings) -> ModelConfig:
-        """The config a ``config.json`` describes."""
+        """The config that a ``config.json`` describes."""
         _refuse_unsupported(settings)
         refuse_unsupported_keys(settings)
         hidden = settings.integer("hidden_size", HIDDEN_LIMIT)
@@ -90,7 +91,7 @@ class Family:
             raise UnsupportedModelError(
                 f"{settings.source} is a mixture of experts (expert_count).", "Use a dense model."
             )
-        # Zero is how some writers say that there is no window.
+        # Some converters write 0 for no window.
         window = settings.integer("attention.sliding_window", CONTEXT_LIMIT) if _has_window(settings) else None
 
         def biased(*parts: str) -> bool:
@@ -120,7 +121,7 @@ class Family:
 
 
 def layer_windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
-    """Sliding windows as Qwen configs have them: switched on as a whole, and used by some of the layers."""
+    """The windows of a Qwen config: one switch for all, and the number of lower layers that have none."""
     window = read_window(settings)
     if not settings.flag("use_sliding_window"):
         window = None
@@ -129,7 +130,7 @@ def layer_windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
 
 
 def read_window(settings: Settings) -> int | None:
-    """Of configs that have one unless they say null."""
+    """The window of a config where a missing key means 4096, and null means no window."""
     if settings.has("sliding_window") and settings.get("sliding_window") is None:
         return None
     return settings.integer("sliding_window", CONTEXT_LIMIT, default=4096)
@@ -138,7 +139,7 @@ def read_window(settings: Settings) -> int | None:
 def windows_by_kind(
     settings: Settings, layers: int, window: int | None, default: tuple[int | None, ...]
 ) -> tuple[int | None, ...]:
-    """The window of every layer by its kind in ``layer_types``; ``default`` where the config has no such list."""
+    """The window of every layer, by the list ``layer_types``; ``default`` where the config has no such list."""
     kinds = settings.get("layer_types")
     if kinds is None:
         return default
@@ -152,7 +153,7 @@ def windows_by_kind(
 
 
 def _refuse_windows(settings: Settings, config: ModelConfig) -> None:
-    """The family has no windows; but transformers' cache takes them from any config, and drops what lies outside."""
+    """Refuse windows in the config of a family that has none: the cache of transformers would still apply them."""
     window = None if settings.get("sliding_window") is None else settings.integer("sliding_window", CONTEXT_LIMIT)
     windows = windows_by_kind(settings, config.layers, window, (window,) * config.layers)
     if any(window is not None and window < config.context for window in windows):
@@ -178,7 +179,8 @@ def _refuse_unsupported(settings: Settings) -> None:
 
 
 def _gguf_rope(settings: Settings, head_dim: int, factors: Sequence[float] | None) -> Rope:
-    """As llama.cpp reads it: no type means linear, no factor or zero means 1, and ``rope_freqs`` come on top."""
+    """Read as llama.cpp does: a missing type means linear, a missing factor or 0 means 1, and ``rope_freqs`` multiply
+    the factor."""
     theta = settings.number("rope.freq_base", 10_000.0)
     kind = settings.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear"):
@@ -205,7 +207,7 @@ def _has_window(settings: Settings) -> bool:
 
 
 def _checked(config: ModelConfig, source: str) -> ModelConfig:
-    """The rules between the numbers; each number alone was checked as it was read."""
+    """Check the relations between numbers. Each number alone was checked when it was read."""
     if config.heads % config.kv_heads:
         broken = f"{config.heads} attention heads cannot share {config.kv_heads} key/value heads"
     elif config.head_dim % 2:
@@ -213,7 +215,7 @@ def _checked(config: ModelConfig, source: str) -> ModelConfig:
     elif config.norm_eps >= 1.0:
         broken = f"a norm's epsilon of {config.norm_eps} is too large"
     elif not _fits_fp32(config.rope.inverse_frequencies(config.head_dim)):
-        broken = f"rotary embedding with theta {config.rope.theta} and these factors turns by more than fp32 can hold"
+        broken = f"rotary embedding with theta {config.rope.theta} and these factors has frequencies too large for fp32"
     else:
         return config
     raise ModelFileError(f"{source}: {broken}.", "The file is damaged; fetch it again.")

@@ -301,8 +301,8 @@ def reach(sampling: Sampling, vocab: int) -> int:
 
 
 def set_request(launch: Launch, request: Request, vocab: int, arena: Uploads, all_logits: int | None) -> None:
-    """Fill in a request and copy its arrays to the device. ``all_logits``: the address where the kernel stores the logits
-    after every token; it samples nothing then."""
+    """Fill in a request and copy its arrays to the device. ``all_logits``: the address where the kernel stores the
+    logits after every token; it samples nothing then."""
     sampling = request.sampling
     launch.adjusts_logits = sampling.adjusts_logits
     launch.reach = reach(sampling, vocab)

@@ -1,16 +1,18 @@
-// How long a word takes from this GPU to the host and back: the kernel writes a number where the host sees it, the host
-// writes the same number where the kernel looks. Without rounds it only says that it is there. The lines generated before this one
-// include ptx.cuh (or emulate.hpp) and define AnswerLaunch of latency_gpu.py as Launch.
+// Measures the round trip of one word between this GPU and the host. In each round the kernel writes the round number to a word in
+// pinned host memory, and polls a second word there until the host has written the same number. With 0 rounds the kernel only reports
+// that it has started. The lines generated before this one include ptx.cuh (or emulate.hpp) and define AnswerLaunch of latency_gpu.py
+// as Launch.
 
 constexpr int kThreads = 32;
 
 namespace monolane {
 
-constexpr int kLooksPerClock = 16;
+constexpr int kPollsPerClockRead = 16;  // the clock is read once per so many polls of the word
 
-MONOLANE_DEVICE bool hears(uint32_t round, int64_t deadline) {
-  for (int looks = 1; ptx::load_system(monolane_launch.heard) != round; looks++)
-    if (looks % kLooksPerClock == 0 && ptx::now_ns() > deadline) {
+// Polls the host's word until it has the number of this round. False after the deadline.
+MONOLANE_DEVICE bool await_host(uint32_t round, int64_t deadline) {
+  for (int polls = 1; ptx::load_system(monolane_launch.host_word) != round; polls++)
+    if (polls % kPollsPerClockRead == 0 && ptx::now_ns() > deadline) {
       ptx::store_relaxed(monolane_launch.failed, 1u);
       return false;
     }
@@ -26,9 +28,9 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) monolane_kernel(MONOLANE_PARAMETE
   const uint32_t rounds = monolane_launch.rounds;
   for (uint32_t round = 1; round <= rounds; round++) {
     const int64_t began = ptx::now_ns();
-    ptx::store_system_release(monolane_launch.said, round);
-    if (!hears(round, deadline)) break;
+    ptx::store_system_release(monolane_launch.kernel_word, round);
+    if (!await_host(round, deadline)) break;
     monolane_launch.took[round - 1] = ptx::now_ns() - began;
   }
-  ptx::store_system_release(monolane_launch.said, rounds + 1);
+  ptx::store_system_release(monolane_launch.kernel_word, rounds + 1);
 }

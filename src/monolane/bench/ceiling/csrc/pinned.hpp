@@ -1,4 +1,4 @@
-// Threads of a measurement: each on a processor of its own, all let go at the same moment.
+// The threads of a measurement: each is pinned to its own processor, and all start their work at the same moment.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -19,13 +19,13 @@ inline void pin(int processor) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(processor, &set);
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // a refusal costs speed, not correctness
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // a failure costs speed, not correctness, and is ignored
 #else
   (void)processor;
 #endif
 }
 
-// Seconds from the moment all threads are ready to the moment the last has done its work(thread).
+// Calls work(thread) in every thread. Returns the seconds from the moment all threads are ready until the last one has finished.
 template <class Work>
 double run_pinned(int threads, const int32_t* processors, Work work) {
   std::atomic<int> ready{0};

@@ -1,10 +1,11 @@
-// How fast this GPU reads its memory: one block per multiprocessor, nothing computed but sums that prove that every byte
-// was read. The lines generated before this one include ptx.cuh (or emulate.hpp), define the Launch of read_gpu.py, and fix kThreads and kUnroll:
-// 16-byte loads per thread at a time, or 0 for bulk copies into a ring. A piece is what a block reads at a time.
+// Measures how fast this GPU reads its memory, with one thread block per SM. The kernel computes only sums, which prove that every byte was read.
+// The lines generated before this one include ptx.cuh (or emulate.hpp), define the Launch of read_gpu.py, and fix two constants: kThreads, and
+// kUnroll, which is the number of 16-byte loads that a thread issues at a time, or 0 for bulk copies into a ring. A piece is what a thread block
+// reads at a time: kUnroll loads of every thread, or one bulk copy.
 
 namespace monolane {
 
-constexpr int kLooksPerClock = 16;  // the clock is looked at less often than what is waited for
+constexpr int kPollsPerClockRead = 16;  // the clock is read once per so many polls
 
 MONOLANE_DEVICE uint64_t total(Word4 v) { return uint64_t{v.x} + v.y + v.z + v.w; }
 
@@ -18,7 +19,7 @@ struct Loads {
     for (int pass = 0; pass < monolane_launch.passes; pass++) {
       const Word4* from = first_piece() + ptx::thread_index();
       for (int piece = 0; piece < monolane_launch.pieces; piece++, from += monolane_launch.step) {
-        Word4 loaded[kUnroll + 1];  // one more: without loads this still has to compile
+        Word4 loaded[kUnroll + 1];  // one element more than needed: this must also compile where kUnroll is 0
 #pragma unroll
         for (int j = 0; j < kUnroll; j++) loaded[j] = ptx::load_l2(from + j * kThreads);
 #pragma unroll
@@ -29,7 +30,7 @@ struct Loads {
   }
 };
 
-// One thread of the last warp copies chunks into the ring, the other warps add up what has come.
+// The producer, one thread of the last warp, issues the bulk copies into the ring. The other warps, the readers, sum the chunks that have landed.
 struct Copies {
   static constexpr int kReaders = kThreads - 32;
 
@@ -55,7 +56,7 @@ struct Copies {
   MONOLANE_DEVICE static void fill(int64_t deadline) {
     const uint32_t bytes = monolane_launch.chunk_words * 16;
     int slot = 0;
-    uint32_t parity = 1;  // a new barrier counts as passed in the round before its first
+    uint32_t parity = 1;  // waiting for parity 1 of a new mbarrier returns at once: its slot is empty
     for (int pass = 0; pass < monolane_launch.passes; pass++) {
       const Word4* from = first_piece();
       for (int piece = 0; piece < monolane_launch.pieces; piece++, from += monolane_launch.step) {
@@ -67,7 +68,7 @@ struct Copies {
     }
   }
 
-  // After a wait that took too long, this goes on without waiting: lanes that leave one by one would miss each other.
+  // After a wait that missed the deadline, a thread continues without waiting instead of leaving: all threads of a warp must reach sync_warp.
   MONOLANE_DEVICE static uint64_t drain(int64_t deadline) {
     uint64_t sum = 0;
     bool late = false;
@@ -90,8 +91,8 @@ struct Copies {
   }
 
   MONOLANE_DEVICE static bool wait(uint64_t* barrier, uint32_t parity, int64_t deadline) {
-    for (int looks = 1; !ptx::mbarrier_try_wait(barrier, parity); looks++)
-      if (looks % kLooksPerClock == 0 && ptx::now_ns() > deadline) {
+    for (int polls = 1; !ptx::mbarrier_try_wait(barrier, parity); polls++)
+      if (polls % kPollsPerClockRead == 0 && ptx::now_ns() > deadline) {
         fail();
         return false;
       }
@@ -104,12 +105,12 @@ struct Way : Loads {};
 template <>
 struct Way<true> : Copies {};
 
-// Nobody's time begins before the last block is there.
-MONOLANE_DEVICE void meet(int64_t deadline) {
+// Waits until all thread blocks have started, so that no thread block's time includes the launch.
+MONOLANE_DEVICE void await_all_blocks(int64_t deadline) {
   if (ptx::thread_index() == 0) {
     ptx::add_release(monolane_launch.arrived, 1);
-    for (int looks = 1; ptx::load_acquire(monolane_launch.arrived) < static_cast<uint32_t>(monolane_launch.blocks); looks++)
-      if (looks % kLooksPerClock == 0 && ptx::now_ns() > deadline) {
+    for (int polls = 1; ptx::load_acquire(monolane_launch.arrived) < static_cast<uint32_t>(monolane_launch.blocks); polls++)
+      if (polls % kPollsPerClockRead == 0 && ptx::now_ns() > deadline) {
         fail();
         break;
       }
@@ -122,7 +123,7 @@ MONOLANE_DEVICE void meet(int64_t deadline) {
 MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) monolane_kernel(MONOLANE_PARAMETER int) {
   using namespace monolane;
   const int64_t deadline = ptx::now_ns() + monolane_launch.deadline_ns;
-  meet(deadline);
+  await_all_blocks(deadline);
   const int64_t began = ptx::now_ns();
   uint64_t sum = Way<(kUnroll == 0)>::read(deadline);
   ptx::named_barrier<0, kThreads>();
