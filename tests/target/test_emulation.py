@@ -23,7 +23,7 @@ MISUSE = {
     "odd_size": "24 bytes are not a multiple of 16",
     "outside": "32 bytes at 0x.* are not within the 128 bytes of shared memory",
     "in_flight": "block 0 has ended with 1 copies in flight",
-    "uninitialised": "uses a barrier before barrier_init",
+    "uninitialised": "uses an mbarrier before mbarrier_init",
     "too_many_arrivals": "arrives at a barrier whose 1 arrivals of this phase are in",
     "mixed_collectives": "thread 7: calls any where others wait at shuffle_up",
     "lane_left": "thread 3: leaves the kernel while its warp waits at sync_warp",

@@ -46,7 +46,7 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
         "kNoiseBits": sample.NOISE_BITS,
     }
     unit_rate = sample.Sampling(temperature=1.0).rate
-    wide = {
+    unsigned = {
         "kWeightBits": sample.WEIGHT_BITS,
         "kLn2Q32": sample.LN2_Q32,
         "kLn2Random": sample.LN2_RANDOM,
@@ -55,7 +55,7 @@ def constants(program: Program, integers: dict[str, int]) -> list[str]:
     }
     return [
         *integer_constants(integers),
-        *(f"constexpr uint64_t {name} = {value}u;" for name, value in wide.items()),
+        *(f"constexpr uint64_t {name} = {value}u;" for name, value in unsigned.items()),
         f"constexpr int64_t kDistanceLimit = {sample.DISTANCE_LIMIT};",
         f"constexpr float kLogitLimit = {literal(sample.LOGIT_LIMIT)};",
         f"constexpr float kScale = {literal(program.attention.scale)};",

@@ -18,9 +18,9 @@ from monolane.target.generate import OUTPUTS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
 # In-flight limits: bytes of bulk copies in flight to one thread block. The small loads of a hand-off queue behind them,
-# so the limit is low (QUIET) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
-# is higher where the next hand-off is further away (NEAR, OPEN, FAR), and in prefill passes, which have grid barriers.
-QUIET, NEAR, OPEN, FAR = 24576, 32768, 49152, 98304
+# so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
+# is higher where the next hand-off is further away (LOW, HIGH, HIGHEST), and in prefill passes, which have grid barriers.
+LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
 MAX_AHEAD, FRAGMENTS_AHEAD = 3, 18  # chunks, and fragments of a warp, that are loaded to registers ahead of their use
 NONE = -1
 
@@ -46,7 +46,7 @@ def projection_types(plan: Plan) -> list[str]:
         "kQueryNorm": _offset(attend.q_norm.weight if attend.q_norm else None, offsets),
         "kKeyNorm": _offset(attend.k_norm.weight if attend.k_norm else None, offsets),
         "kAnyWindow": int(any(windows)),
-        "kCacheBytesInFlight": OPEN,
+        "kCacheBytesInFlight": HIGH,
     }
     specializations = [
         line
@@ -106,14 +106,14 @@ def _in_flight_limits(stage: Project, chunk_bytes: int) -> str:
 
     The copies in flight during the hand-off of a stage's input are those of its own first chunks, at most a whole ring.
     """
-    quiet = round(QUIET / chunk_bytes)
-    near, opened, far = (-(-size // chunk_bytes) for size in (NEAR, OPEN, FAR))
-    steps: tuple[object, ...] = (0, quiet, 0, quiet, quiet)
+    lowest = round(LOWEST / chunk_bytes)
+    low, high, highest = (-(-size // chunk_bytes) for size in (LOW, HIGH, HIGHEST))
+    steps: tuple[object, ...] = (0, lowest, 0, lowest, lowest)
     if stage.output in (Output.GATE, Output.LOGITS):
-        steps = ("kSlots / 2", quiet, "kSlots * 5 / 4", near, far)
+        steps = ("kSlots / 2", lowest, "kSlots * 5 / 4", low, highest)
     elif isinstance(stage.input, Plain):
-        steps = ("kSlots * 3 / 8", opened, "kSlots * 3 / 2", near, far)
-    return braces(map(str, (*steps, far)))
+        steps = ("kSlots * 3 / 8", high, "kSlots * 3 / 2", low, highest)
+    return braces(map(str, (*steps, highest)))
 
 
 def _fragments(plan: Plan, stage: Project) -> int:
@@ -145,7 +145,7 @@ def _distance(program: Program, count: int, offsets: dict[str, int]) -> int:
     starts = [[offsets[vector.name] for vector in layer] for layer in vectors]
     steps = {b - a for one, two in pairwise(starts) for a, b in zip(one, two, strict=True)}
     if len(steps) > 1:
-        raise ValueError("the constants of this program's layers are not equally far apart")
+        raise ValueError("the constants of this program's layers are not equally highest apart")
     return steps.pop() if steps else sum(-(-v.size // 16) * 16 for v in vectors[0])
 
 

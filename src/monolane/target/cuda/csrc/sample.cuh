@@ -42,7 +42,7 @@ class Logprobs {
       publish64(sum_of(worker_id()), sum, step_);
       if (own_.has(chosen)) {
         const uint32_t fixed = static_cast<uint32_t>(fixed_logit(monolane_launch.logits[chosen]));
-        ptx::store_relaxed(chosen_score(), static_cast<uint64_t>(fixed) << 32 | step_);
+        ptx::store_relaxed(chosen_logit(), static_cast<uint64_t>(fixed) << 32 | step_);
       }
     }
     publish_likeliest(own_, wanted_, threshold, step_, [&](int i) { return rank_of(logit(i), own_.first + i); });
@@ -55,7 +55,7 @@ class Logprobs {
     return kLogitsFit && monolane_launch.request.sampling.greedy ? shared::at<float>(kLogitsOffset)[i] : monolane_launch.logits[own_.first + i];
   }
   MONOLANE_DEVICE static uint64_t* sum_of(int worker) { return monolane_launch.logprob_sums + 2 * worker; }
-  MONOLANE_DEVICE static uint64_t* chosen_score() { return sum_of(kWorkers); }
+  MONOLANE_DEVICE static uint64_t* chosen_logit() { return sum_of(kWorkers); }
 
   // In worker 0: collects what all workers have published. At most `wanted_` workers list tokens, and each lists `wanted_` at most. Where these are
   // more than there are consumer threads, as where all logits are equal, they are merged one token after the other.
@@ -68,7 +68,7 @@ class Logprobs {
       write_at_once(count, top, entry);
     if (thread_id() != 0) return;
     entry->total = sum;
-    entry->distance = top - static_cast<int32_t>(await_word64(chosen_score(), step_));
+    entry->distance = top - static_cast<int32_t>(await_word64(chosen_logit(), step_));
     entry->top_count = wanted_;
   }
 

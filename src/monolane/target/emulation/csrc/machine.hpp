@@ -225,7 +225,7 @@ constexpr int kMostArrivals = 0x7ffe;  // 0x7fff is what shared memory that was 
 inline uint64_t pack(CopyBarrier state) { return __builtin_bit_cast(uint64_t, state); }
 MONOLANE_UNTRACKED CopyBarrier unpack(uint64_t word) {
   const auto state = __builtin_bit_cast(CopyBarrier, word);
-  if (state.arrivals > kMostArrivals) fail("uses a barrier before barrier_init");
+  if (state.arrivals > kMostArrivals) fail("uses an mbarrier before mbarrier_init");
   return state;
 }
 
