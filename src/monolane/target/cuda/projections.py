@@ -19,7 +19,7 @@ from monolane.target.generate import OUTPUTS, literal
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
 # In-flight limits: bytes of bulk copies in flight to one thread block. The small loads of a hand-off queue behind them,
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
-# is higher where the next hand-off is further away (LOW, HIGH, HIGHEST), and in prefill passes, which have grid barriers.
+# is higher where the next hand-off is further away (LOW, HIGH, HIGHEST), and in prefill passes with their barriers.
 LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
 MAX_AHEAD, FRAGMENTS_AHEAD = 3, 18  # chunks, and fragments of a warp, that are loaded to registers ahead of their use
 NONE = -1
