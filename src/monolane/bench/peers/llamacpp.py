@@ -36,8 +36,8 @@ class LlamaCpp:
         self._server = xllamacpp.Server(params)
 
     def ask(self, prompt: Sequence[int], tokens: int) -> None:
-        asked = {"prompt": list(prompt), "n_predict": tokens, "temperature": 0}
-        answer = self._server.handle_completions({**asked, "ignore_eos": True, "cache_prompt": False})
+        request = {"prompt": list(prompt), "n_predict": tokens, "temperature": 0}
+        answer = self._server.handle_completions({**request, "ignore_eos": True, "cache_prompt": False})
         answer = json.loads(answer) if isinstance(answer, str | bytes) else answer
         made = answer.get("timings", {}).get("predicted_n")
         if made != tokens:
