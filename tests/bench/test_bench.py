@@ -39,6 +39,16 @@ def test_the_bf16_twin_of_a_file_is_the_same_model(tmp_path: Path, monkeypatch: 
     assert bf16_twin(original) == twin
 
 
+def test_another_file_of_the_same_name_has_a_twin_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path / "cache"))
+    twins = set()
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        GgufModel("llama", gguf.GGMLQuantizationType.Q8_0).write(tmp_path / folder / "tiny.gguf")
+        twins.add(bf16_twin(tmp_path / folder / "tiny.gguf"))
+    assert len(twins) == 2
+
+
 def test_a_result_names_machine_versions_and_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = record.write(

@@ -115,6 +115,20 @@ def test_parameters_are_those_transformers_builds(family: str, seed: int) -> Non
 
 
 @pytest.mark.parametrize(
+    ("changes", "window"), [({}, 4096), ({"sliding_window": None}, None), ({"sliding_window": 512}, 512)]
+)
+def test_a_mistral_config_without_the_key_has_the_window_of_transformers(
+    changes: dict[str, Any], window: int | None
+) -> None:
+    config = AutoConfig.for_model("mistral", **random_config("mistral", 0), **changes)
+    assert config.sliding_window == window
+    written = config.to_dict()
+    del written["sliding_window"]
+    shape = shape_of_config(written | changes)
+    assert {layer.mixer.window for layer in shape.layers} == {window}
+
+
+@pytest.mark.parametrize(
     ("name", "total", "active"),
     [
         ("smollm2-135m", 134.5e6, 134.5e6),

@@ -19,10 +19,10 @@ def check(path: Path | None, example: str) -> None:
         raise UsageError(f"{path} is no place for a file.", "Choose a file in a folder that exists.")
 
 
-def write(path: Path, text: str) -> None:
-    """Write the whole text, or nothing."""
+def write(path: Path, data: str | bytes) -> None:
+    """Write all of it, or nothing."""
     try:
         with atomic_write(path) as file:
-            file.write(text.encode())
+            file.write(data.encode() if isinstance(data, str) else data)
     except (OSError, ResourceError) as error:
         raise ResourceError(f"{path} cannot be written.", "Choose a file in a folder you can write to.") from error

@@ -14,6 +14,7 @@ from monolane.model.families.shared import (
     LAYERS_LIMIT,
     VOCAB_LIMIT,
     layer_windows,
+    read_window,
 )
 from monolane.model.settings import Settings
 from monolane.planner.feedforward import Dense, Experts
@@ -81,7 +82,7 @@ def _no_windows(settings: Settings, count: int) -> tuple[int | None, ...]:
 
 
 def _same_windows(settings: Settings, count: int) -> tuple[int | None, ...]:
-    return (_optional(settings, "sliding_window"),) * count
+    return (read_window(settings),) * count
 
 
 def _mixtral(settings: Settings, count: int) -> list[Layer]:
@@ -103,7 +104,7 @@ def _gpt_oss(settings: Settings, count: int) -> list[Layer]:
 
 def _qwen3_moe(settings: Settings, count: int) -> list[Layer]:
     bias = settings.flag("attention_bias")
-    window = _optional(settings, "sliding_window") if settings.flag("use_sliding_window") else None
+    window = read_window(settings) if settings.flag("use_sliding_window") else None
     mixer = _grouped(settings, window, bias, bias, qk_norm=True)
     return [Layer(mixer, ffn) for ffn in _qwen_feed_forwards(settings, count)]
 

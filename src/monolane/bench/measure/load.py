@@ -76,7 +76,7 @@ def run(model: str | None, shape: str | None, device: str, folder: Path, say: Sa
 
 def _warm(path: Path) -> None:
     """Read all files once, so that they are in the page cache: the disk is not what is measured."""
-    for file in [path] if path.is_file() else sorted(path.iterdir()):
+    for file in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
         with file.open("rb") as open_file:
             while open_file.read(1 << 24):
                 pass

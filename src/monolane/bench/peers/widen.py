@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from monolane.cache import cache_folder, make_folder
+
+
+def _identity(path: Path) -> str:
+    """A short hash that differs for another file of the same name, and after the file has changed."""
+    stat = path.stat()
+    facts = (str(path.resolve()), stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
 def bf16_twin(path: Path) -> Path:
@@ -12,7 +20,7 @@ def bf16_twin(path: Path) -> Path:
     import gguf
     import numpy as np
 
-    twin = make_folder(cache_folder("models")) / f"{path.stem}-bf16.gguf"
+    twin = make_folder(cache_folder("models")) / f"{path.stem}-{_identity(path)}-bf16.gguf"
     if twin.exists():
         return twin
     reader = gguf.GGUFReader(path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from monolane.bench import output_path
 from monolane.program.inspect import COLOURS, OTHER_COLOUR
 
 Result = dict[str, Any]
@@ -28,8 +30,9 @@ def draw(results: Sequence[Result], path: Path) -> str:
     for axis, result in zip(axes, (*over_context, *by_stage), strict=True):
         (_contexts if result in over_context else _stages)(axis, result)
         axis.spines[["top", "right"]].set_visible(False)
-    with path.open("wb") as file:
-        figure.savefig(file, format="png", dpi=144)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=144)
+    output_path.write(path, picture.getvalue())
     return f"picture: {path}"
 
 
