@@ -13,18 +13,41 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 
+# What takes a minute or more begins first, the longest before all others: what is left for the end is short, and the
+# processes that share the tests end together. Most of it compiles kernels.
+LONGEST = (
+    "tests/real",
+    "tests/target/test_cuda_emulated.py",
+    "tests/target/test_cuda_cubin.py",
+    "tests/target/test_against_transformers.py",
+    "tests/target/test_cuda_targets.py",
+    "tests/target/test_cuda_races.py",
+    "tests/target/test_cuda_drawing.py",
+)
+
+
+def unit_of(nodeid: str) -> str:
+    """What one process takes at a time: a file; and all of tests/real, because a real model takes all cores, and two
+    at a time are slower than one after the other."""
+    file = nodeid.split("::")[0]
+    return "tests/real" if file.startswith("tests/real/") else file
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {unit: number for number, unit in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(unit_of(item.nodeid), len(rank)))  # all others stay in their order
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """How processes share the tests: file by file; all of tests/real is for one, because a real model takes all cores,
-    and two at a time are slower than one after the other."""
+    """How processes share the tests."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):
+    class ByUnit(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::")[0]
-            return "tests/real" if file.startswith("tests/real/") else file
+            return unit_of(nodeid)
 
-    return ByFile(config, log)
+    return ByUnit(config, log)
 
 
 @pytest.fixture(scope="session")
