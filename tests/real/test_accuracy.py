@@ -11,8 +11,8 @@ from monolane.model.load import load_model
 from monolane.target import open_target
 from oracle import Logits, Verdict, judge, pass_gate
 
-INTERPRETED = 96  # tokens; the interpreter needs seconds for a few dozen
-LARGER = 160  # tokens; the larger model needs ten times as long for each
+INTERPRETED = 48  # tokens; the interpreter needs seconds for a few dozen
+LARGER = 64  # tokens; the larger model needs ten times as long for each
 
 
 @pytest.fixture(scope="module")
