@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from monolane.errors import ResourceError, TargetError, UsageError
+from monolane.program.build import build_program
 from monolane.program.sample import Sampling
 from monolane.target import open_target, opening
 from monolane.target.base import Finish, Request
@@ -187,8 +188,10 @@ def fake_compiler(folder: Path, body: str) -> Path:
 def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = find_compiler()
     assert real is not None
+    kernel = build(generate(build_program(MODEL.config)), real, machine.vector_level())
     log = tmp_path / "log"
-    script = fake_compiler(tmp_path, f'echo called >> {log}\nexec {real.command[0]} "$@"')
+    copy = f'for last; do :; done; cp {kernel} "$last"'  # the last word is where the library goes
+    script = fake_compiler(tmp_path, f'echo called >> {log}\ncase "$1" in --version) echo 1;; *) {copy};; esac')
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path / "cache"))
     for _ in range(2):

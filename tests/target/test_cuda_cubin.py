@@ -8,6 +8,7 @@ import pytest
 
 from monolane.bench.measure.shapes import SHAPES
 from monolane.errors import TargetError
+from monolane.target.cuda import inspect
 from monolane.target.cuda.inspect import H200, compiled_for, plan_for
 from monolane.target.cuda.jit import compile_kernel
 
@@ -48,6 +49,20 @@ def test_real_models_neither_spill_nor_use_local_memory(name: str) -> None:
     compiled = compiled_for(plan_for(SHAPES[name], H200), H200)
     used = compiled.resources
     assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0), compiled.log
+
+
+def test_the_report_shows_what_the_compiler_made() -> None:
+    report = inspect.report(plan_for(SHAPES["smollm2-135m"], H200), 1024, H200)
+    for words in (
+        "132 workers",
+        "registers a thread",
+        "bytes of stack",
+        "dynamic",
+        "slots of",
+        "gate_up",
+        "predicted:",
+    ):
+        assert words in report
 
 
 @pytest.mark.usefixtures("empty_cache")
