@@ -29,7 +29,7 @@ def answer(case: Case, workers: int) -> list[object]:
     """A prompt in prefill passes, then sampled tokens, first with one split of the context and then with many."""
     model = random_model(case)
     target = EmulatedTarget(model.config, model.weights, workers)
-    tokens, _ = target.run(Request(model.tokens[:29], 0, 40, frozenset(), DRAWN, logprobs=2))
+    tokens, _ = target.run(Request(model.tokens[:29], 0, 24, frozenset(), DRAWN, logprobs=2))
     return [(token.id, token.logprob, token.top) for token in tokens]
 
 
