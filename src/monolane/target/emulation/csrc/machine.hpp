@@ -3,10 +3,9 @@
 // (scheduler.hpp) resumes each fiber that can run once, until the fiber yields. Misuse ends the process with a message.
 #pragma once
 
-#include <chrono>
+#include <time.h>
+
 #include <cstdarg>
-#include <functional>
-#include <memory>
 #include <vector>
 
 #include "fibers.hpp"
@@ -24,6 +23,7 @@ constexpr int kMostThreads = 1024;
 constexpr size_t kMostShared = 227 * 1024;        // bytes per thread block on sm_90
 constexpr int kMostCopies = 1024;                 // in flight in one thread block
 constexpr int kCopyTurns = 16, kDelayTurns = 24;  // most turns of a copy and of a delay
+constexpr size_t kStack = (MONOLANE_TSAN ? 256 : 64) * 1024;  // bytes of a fiber's stack; ThreadSanitizer needs some for its reports
 
 // A reusable barrier, where `expected` CUDA threads wait for each other.
 struct Meeting {
@@ -49,6 +49,7 @@ struct Warp {
 };
 
 struct Fiber {
+  Pages stack{kStack};
   Context context;
   int index = 0;
   Warp* warp = nullptr;
@@ -71,14 +72,17 @@ struct Block;
 
 // One launch.
 struct Run {
-  std::function<void()> kernel;
-  std::vector<std::unique_ptr<Block>> blocks;
+  void (*kernel)(const void* launch);
+  const void* launch;
+  std::vector<Block*> blocks;
   int64_t progress_ns = 0;  // when any thread block last did something other than polling
 };
 
 // One thread block.
 struct Block {
   Block(Run& run, int index, int threads, size_t shared_bytes);
+  Block(const Block&) = delete;
+  ~Block();
   void execute();
 
   Run& run;
@@ -86,9 +90,8 @@ struct Block {
   const size_t shared_bytes;
   const Pages shared_pages;
   char* const shared;
-  std::vector<std::unique_ptr<Pages>> stacks;
-  const std::unique_ptr<Fiber[]> fibers;
-  const std::unique_ptr<Warp[]> warps;
+  Fiber* const fibers;
+  Warp* const warps;
   Meeting named[kNamedBarriers];
   Copy copies[kMostCopies];
   int in_flight = 0;
@@ -113,7 +116,9 @@ MONOLANE_UNTRACKED int lane() { return here->current->index % kLanes; }
 MONOLANE_UNTRACKED Warp& warp() { return *here->current->warp; }
 
 inline int64_t steady_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t(1000000000) + now.tv_nsec;
 }
 
 // Ends the process with a message that names the CUDA thread.

@@ -3,18 +3,14 @@
 // what each fiber waits for.
 #pragma once
 
+#include <pthread.h>
 #include <sched.h>
-
-#include <map>
-#include <string>
-#include <thread>
 
 #include "machine.hpp"
 
 namespace monolane::emulate {
 
 constexpr int kIdleTurns = 8;  // turns without progress after which a thread block yields its core
-constexpr size_t kStack = (MONOLANE_TSAN ? 256 : 64) * 1024;  // bytes of a fiber's stack; ThreadSanitizer needs some for its reports
 
 inline Block::Block(Run& run_, int index_, int threads_, size_t shared_bytes_)
     : run(run_),
@@ -30,8 +26,12 @@ inline Block::Block(Run& run_, int index_, int threads_, size_t shared_bytes_)
   for (int i = 0; i < threads; ++i) {
     fibers[i].index = i;
     fibers[i].warp = &warps[i / kLanes];
-    stacks.push_back(std::make_unique<Pages>(kStack));
   }
+}
+
+inline Block::~Block() {
+  delete[] fibers;
+  delete[] warps;
 }
 
 // The end of a fiber. The scheduler does not resume it.
@@ -48,7 +48,7 @@ MONOLANE_UNTRACKED void leave() {
 
 inline void fiber_main() {
   Block& self = block();
-  self.run.kernel();
+  self.run.kernel(self.run.launch);
   __atomic_fetch_add(&self.ended, 1, __ATOMIC_RELEASE);
   leave();
 }
@@ -80,22 +80,30 @@ MONOLANE_UNTRACKED bool take_progress(Block& block) {
 
 // Reports, for every thread block, how many threads wait for what.
 inline void Block::deadlock() {
-  std::string report = "deadlock: no progress";
-  for (const auto& each : run.blocks) {
-    std::map<std::string, int> waiting;
-    for (int i = 0; i < threads; ++i) ++waiting[waits_of(each->fibers[i])];
-    report += "\n  block " + std::to_string(each->index) + ":";
-    for (const auto& [what, count] : waiting) report += " " + std::to_string(count) + " threads wait for " + what + ";";
+  char* report = nullptr;
+  size_t size = 0;
+  FILE* out = open_memstream(&report, &size);
+  std::fprintf(out, "deadlock: no progress");
+  for (const Block* each : run.blocks) {
+    std::fprintf(out, "\n  block %d:", each->index);
+    const auto same = [&](int i, int j) { return std::strcmp(waits_of(each->fibers[i]), waits_of(each->fibers[j])) == 0; };
+    for (int i = 0; i < threads; ++i) {
+      int first = 0, count = 0;
+      while (first < i && !same(first, i)) ++first;
+      for (int j = i; j < threads; ++j) count += same(i, j);
+      if (first == i) std::fprintf(out, " %d threads wait for %s;", count, waits_of(each->fibers[i]));
+    }
   }
-  fail("%s", report.c_str());
+  std::fclose(out);
+  fail("%s", report);
 }
 
 inline void Block::execute() {
   here = this;
   scheduler.begin_here();
-  for (int i = 0; i < threads; ++i) fibers[i].context.begin(*stacks[i], i, fiber_main);
+  for (int i = 0; i < threads; ++i) fibers[i].context.begin(fibers[i].stack, i, fiber_main);
   for (int idle_turns = 0; !all_left(*this);) {
-    const bool awake = give_turns(*this, fibers.get());
+    const bool awake = give_turns(*this, fibers);
     land_copies();
     if (take_progress(*this)) {
       idle_turns = 0;
@@ -113,18 +121,30 @@ inline void Block::execute() {
   here = nullptr;
 }
 
+inline void* execute_block(void* block) {
+  static_cast<Block*>(block)->execute();
+  return nullptr;
+}
+
 // Runs the kernel as <<<blocks, threads, shared_bytes>>> would, and returns when all threads have left it.
 template <class Launch>
 void launch(void (*kernel)(Launch), const Launch& launch, int blocks, int threads, size_t shared_bytes) {
   if (blocks < 1 || threads < kLanes || threads > kMostThreads || threads % kLanes != 0 || shared_bytes > kMostShared)
     fail("cannot launch %d blocks of %d threads and %zu bytes: threads are whole warps, at most %d; bytes at most %zu",
          blocks, threads, shared_bytes, kMostThreads, kMostShared);
-  Run run;
-  run.kernel = [&] { kernel(launch); };
-  run.progress_ns = steady_ns();
-  for (int i = 0; i < blocks; ++i) run.blocks.push_back(std::make_unique<Block>(run, i, threads, shared_bytes));
-  std::vector<std::jthread> running;
-  for (const auto& block : run.blocks) running.emplace_back([&block] { block->execute(); });
+  struct Call {
+    void (*kernel)(Launch);
+    const Launch& launch;
+  } const call{kernel, launch};
+  Run run{[](const void* given) { static_cast<const Call*>(given)->kernel(static_cast<const Call*>(given)->launch); }, &call, {}, steady_ns()};
+  for (int i = 0; i < blocks; ++i) run.blocks.push_back(new Block(run, i, threads, shared_bytes));
+  std::vector<pthread_t> running(blocks);
+  for (int i = 0; i < blocks; ++i)
+    if (pthread_create(&running[i], nullptr, execute_block, run.blocks[i]) != 0) fail("no thread for block %d", i);
+  for (int i = 0; i < blocks; ++i) {
+    pthread_join(running[i], nullptr);
+    delete run.blocks[i];
+  }
 }
 
 }  // namespace monolane::emulate
