@@ -15,6 +15,7 @@ import pytest
 
 from engines import answer_of, ask, engine, run, tokens_read, until
 from monolane import UsageError
+from monolane.engine import starvation
 from monolane.errors import EngineFailedError, NotReadyError
 from synthetic_engine import PANGRAM, synthetic_engine
 
@@ -147,6 +148,39 @@ def test_a_failure_is_an_error_for_that_request_and_then_it_serves_again(
             assert (llm.counters.restarts, llm.counters.failed) == (1, 1)
 
     run(test)
+
+
+def test_a_process_that_is_only_busy_is_left_alone() -> None:
+    if sys.platform != "linux":
+        pytest.skip("needs /proc")
+
+    async def test() -> None:
+        async with engine(faults="busy@3", tokens_per_second=1000) as llm:
+            assert (await answer_of(llm, max_tokens=10)).text == PANGRAM[:10]
+            assert llm.counters.restarts == 0
+
+    run(test)
+
+
+def test_a_process_that_is_busy_without_end_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.platform != "linux":
+        pytest.skip("needs /proc")
+    monkeypatch.setattr(starvation, "ENOUGH_S", 0.5)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        watch = starvation.Starvation(process.pid)
+        try:
+            assert watch.is_likely()
+            while watch.is_likely():
+                time.sleep(0.1)
+            watch.restart()
+            assert watch.is_likely()
+            os.kill(process.pid, signal.SIGSTOP)
+            while watch.is_likely():
+                time.sleep(0.1)
+        finally:
+            process.kill()
+        process.wait()
+        assert not watch.is_likely()
 
 
 def test_killed_while_idle() -> None:

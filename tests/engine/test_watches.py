@@ -24,9 +24,9 @@ from monolane.target.cpu.runtime import DEADLINE_S, NAMED_S
 
 def test_every_watch_bites_within_a_second() -> None:
     look = core.BEAT_S
-    assert async_engine.STALL_S + engine_process.TICK_S < 1.0  # the process
     assert FakeTarget.stall_s < 1.0 - look
     if sys.platform == "linux":
+        assert async_engine.STALL_S + engine_process.TICK_S < 1.0  # the process
         assert DEADLINE_S < DEADLINE_S + NAMED_S < 1.0 - look
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from playground_server import Script, playground
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+ENOUGH_MS = 30_000  # for anything to happen, on a machine that also does something else
+expect.set_options(timeout=ENOUGH_MS)
 
 LAPTOP: Any = {"viewport": {"width": 1280, "height": 800}}
 PHONE: Any = {"viewport": {"width": 375, "height": 700}, "is_mobile": True, "has_touch": True}
@@ -37,7 +40,7 @@ def opened(chromium: Browser, script: Script, *, may_complain: bool = False, **c
     with playground(script) as url:
         tab = chromium.new_context(**(context or LAPTOP), reduced_motion="reduce")  # cheaper to draw
         page = tab.new_page()
-        page.set_default_timeout(10_000)  # milliseconds
+        page.set_default_timeout(ENOUGH_MS)
         outside: list[str] = []
         complaints: list[str] = []
         tab.on("requestfinished", lambda request: outside.append(request.url))

@@ -33,7 +33,8 @@ class Script:
     machine: Machine = MACHINE
     key: str | None = None
     loading: dict[str, Any] | None = None  # the body of /health while there is no model
-    ahead: list[int] = field(default_factory=list)  # places in the queue that are told before the answer
+    ahead: int = 0  # requests in the queue before this one; the answer begins when there are none
+    hold_at: int | None = None  # tokens after which an answer waits, until this is None again
     refusal: tuple[int, str] | None = None  # status and message, instead of an answer
     breaks_after: int | None = None  # tokens until the stream ends with an error
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -97,15 +98,19 @@ def _error(status: int, message: str) -> JSONResponse:
 
 
 async def _stream(script: Script, body: dict[str, Any]) -> AsyncIterator[str]:
-    for place in script.ahead:
-        yield f": queue {place}\n\n"
-        await asyncio.sleep(0.3)
+    told = 0
+    while script.ahead:
+        if script.ahead != told:
+            told = script.ahead
+            yield f": queue {told}\n\n"
+        await asyncio.sleep(TICK_S)
     tokens = tokens_of(script.answer_to(body["messages"][-1]["content"]))
     yield _chunk({"role": "assistant", "content": ""})
     start, sent, pace = time.perf_counter(), 0, 1 / script.speed
     try:
         while sent < len(tokens):
             due = min(len(tokens), int((time.perf_counter() - start) / pace) + 1)
+            due = due if script.hold_at is None else min(due, script.hold_at)
             if script.breaks_after is not None and due > script.breaks_after:
                 yield (
                     "data: " + json.dumps({"error": {"message": "worker 1 got stuck in stage 7. Try again."}}) + "\n\n"

@@ -28,11 +28,13 @@ def preview(page: Page, selector: str) -> Locator:
 def test_a_page_is_drawn_while_it_is_written(chromium: Browser) -> None:
     html = "<!doctype html><h1>Begun</h1>\n<script>document.title = 'ran'; document.body.append('S')</script>\n"
     html += "<p>word</p>\n" * 200 + "<h2>Done</h2>"
-    with opened(chromium, Script(answer=fenced(html), speed=600)) as page:
+    script = Script(answer=fenced(html), hold_at=100)
+    with opened(chromium, script) as page:
         ask(page)
         expect(preview(page, "h1")).to_have_text("Begun")
         expect(page.locator("#preview-state")).to_have_text("Being written")
         assert preview(page, "h2").count() == 0
+        script.hold_at = None
         expect(preview(page, "h2")).to_have_text("Done")
         answered(page)
         expect(page.locator("#preview-state")).to_have_text("Complete")

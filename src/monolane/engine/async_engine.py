@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from monolane.engine import messages
+from monolane.engine import messages, starvation
 from monolane.engine.answer import Answer
 from monolane.engine.chat_tokenizer import ChatTokenizer, Message, check_length
 from monolane.engine.core import core_command
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from monolane.progress import Progress
 
 QUEUE_LIMIT = 64
-STALL_S = 0.8  # without a heartbeat of the process; with the time to notice, clients get an error within 1 s
+# Without a heartbeat of the process; with the time to notice, clients get an error within 1 s. Where a process that
+# hangs cannot be told from one that lacks processor time, it gets longer.
+STALL_S = 0.8 if starvation.CAN_TELL else 10.0
 END_S = 1.0  # for the running request to end after it was cancelled
 TOKENIZER_THREADS = 2  # beside the event loop; each may keep memory for the longest prompt it has seen
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 
 from monolane import errors
 from monolane.engine import messages
+from monolane.engine.starvation import Starvation
 from monolane.engine.token_ring import open_ring
 from monolane.errors import EngineFailedError, MonolaneError
 from monolane.target.base import Token
 
 TICK_S = 0.1  # between two checks of the heartbeat
 LOAD_STALL_S = 60.0  # the longest a process that loads may show no heartbeat
-CAUSE_S = 0.5  # to learn how a process ended; the client whose request failed should not wait longer
+CAUSE_S = 2.0  # to learn how a process ended; the client whose request failed should not wait longer
 EXIT_S = 3.0  # for a process to exit by itself; then it is killed
 
 
@@ -28,7 +29,7 @@ class EngineProcess(asyncio.Protocol):
     on_message  is called with every message
     ready       is done when the model is loaded; its result is that moment on ``time.monotonic()``
     ended       is done when nothing more will come: the process has died, or was killed because its heartbeat had
-                stopped for ``stall_s`` seconds; its result is the reason, for people
+                stopped for ``stall_s`` seconds, and not for lack of processor time; the result says why, for people
     error       is what the process itself reported before it ended, if anything
     """
 
@@ -110,12 +111,16 @@ class EngineProcess(asyncio.Protocol):
         self._set_ended(f"its process {_cause(self._process.returncode)}")
 
     async def _watch_heartbeat(self) -> None:
-        beats, missed = self._ring.beats, 0
+        beats, missed, starvation = self._ring.beats, 0, Starvation(self.pid)
         # Checks are counted, not seconds: while the whole machine is suspended, the engine is not at fault.
         while missed * TICK_S < (self._stall_s if self.ready.done() else LOAD_STALL_S):
             await asyncio.sleep(TICK_S)
             before, beats = beats, self._ring.beats
-            missed = missed + 1 if beats == before else 0
+            if beats != before:
+                missed = 0
+                starvation.restart()
+            elif not starvation.is_likely():
+                missed += 1
         self._process.kill()
         self._set_ended(f"it showed no sign of life for {missed * TICK_S:.1f} s")
 
