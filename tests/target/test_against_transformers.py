@@ -34,7 +34,7 @@ def test_logits_are_those_of_transformers(case: Case, device: str, workers: int)
     target.close()
 
 
-@pytest.mark.parametrize("case", HEADS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", HEADS[:3], ids=lambda case: case.name)
 def test_a_bf16_cache_costs_little_and_the_same_everywhere(case: Case) -> None:
     model = random_model(case)
     cpu, oracle = open_case(case, "cpu", 2, "bf16"), open_case(case, "interpreter", 1, "bf16")

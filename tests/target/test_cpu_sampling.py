@@ -93,7 +93,7 @@ def scaled_target(vocab: int, workers: int, scale: float) -> Target:
     return open_target(shape, Scaled(shape, scale), device="cpu", workers=workers, context=64)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([(97, 5), (5003, 1), (5003, 3)]),
     st.sampled_from([0.0, 1e-6, 1e-3, 0.05, 1.0, 30.0, 3000.0]),
