@@ -17,20 +17,36 @@ from pathlib import Path
 
 from monolane.cache import atomic_write, cache_folder
 from monolane.errors import MonolaneError
+from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.program.plan import Plan
+from monolane.program.shard import LaneWeights, Shard
 from monolane.program.tape import PACK_BYTES, Allocate, Bytes, Tape, allocate_tape, pack_tape
 from monolane.progress import Progress, bar
 
 FORMAT = 1  # of the file: to be changed when packing or widening changes its content
-KEPT = 3  # tapes: the most recently used ones
+KEPT = 3  # tapes, each of a lane where there are several: the most recently used ones
 SPARE_BYTES = 4 << 30  # of the disk that stay free: a kept tape only saves time
 ABANDONED_S = 3600.0  # a temporary file that is older was left by a process that was killed
 
 
-def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progress) -> Tape:
+def load_lanes(
+    plan: Plan, weights: Weights, config: ModelConfig, allocate: Allocate, progress: Progress
+) -> tuple[Tape, ...]:
+    """The tapes of all lanes of a plan. The first has the embedding table."""
+    lanes = plan.program.lanes
+    if lanes == 1:
+        return (load_tape(plan, weights, allocate, progress),)
+    shard = Shard(config, lanes)
+    return tuple(
+        load_tape(plan, LaneWeights(weights, shard, lane), allocate, progress, has_table=lane == 0)
+        for lane in range(lanes)
+    )
+
+
+def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progress, has_table: bool = True) -> Tape:
     """The tape of a plan: read from the cache where it was kept, else packed from the weights."""
-    tape = allocate_tape(plan, weights, allocate)
+    tape = allocate_tape(plan, weights, allocate, has_table)
     pieces = list(_pieces(tape))
     size = sum(piece.nbytes for _, piece in pieces)
     path = _path(plan, weights) if weights.widened else None
