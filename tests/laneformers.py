@@ -51,7 +51,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "first layers have windows": {"sliding_window": 19, "sliding_window_n_layers": 4, "unclamped_layers": [1]},
     "last layers have windows": {"sliding_window": 30, "sliding_window_n_layers": -3},
     "listed layers have windows": {"sliding_window": 11, "swa_layers": [0, 5]},
-}
+    "mixed, with windows": {
+        "sliding_window": 19, "sliding_window_n_layers": 4, "unclamped_layers": [1], "use_early_comm": True,
+        "lm_head_type": "vocab_parallel", "replicated_rmsn_scale": False, "tie_word_embeddings": True,
+    },
+    "mixed, head over all lanes": {"lm_head_type": "lane", "use_mlp_comm": False, "broadcast_delay": 3},
+    "mixed, sums": {"pre_norm_lane_agg": True, "num_lanes": 2, "broadcast_delay": 1, "vocab_size": 211},
+}  # fmt: skip
 
 
 @cache

@@ -142,7 +142,7 @@ def test_a_stuck_worker_is_named_and_nobody_waits_for_it(stage: int) -> None:
 def test_logits_that_are_not_numbers_end_the_run_with_an_error() -> None:
     target = open_target(MODEL.config, MODEL.weights, workers=2)
     assert isinstance(target, CpuTarget)
-    target._setup.memory[0].constants.values[:] = np.nan  # type: ignore[attr-defined]
+    target._setup.memory[0][0].constants.values[:] = np.nan  # type: ignore[index]
     with pytest.raises(TargetError, match="not numbers"):
         list(target.run(LONG))
     target.close()

@@ -25,7 +25,7 @@ from monolane.program.tape import PACK_BYTES, Allocate, Bytes, Tape, allocate_ta
 from monolane.progress import Progress, bar
 
 FORMAT = 1  # of the file: to be changed when packing or widening changes its content
-KEPT = 3  # tapes, each of a lane where there are several: the most recently used ones
+KEPT = 3  # models whose tapes are kept, one of each lane: the most recently used ones
 SPARE_BYTES = 4 << 30  # of the disk that stay free: a kept tape only saves time
 ABANDONED_S = 3600.0  # a temporary file that is older was left by a process that was killed
 
@@ -35,29 +35,38 @@ def load_lanes(
 ) -> tuple[Tape, ...]:
     """The tapes of all lanes of a plan. The first has the embedding table."""
     lanes = plan.program.lanes
-    if lanes == 1:
-        return (load_tape(plan, weights, allocate, progress),)
     shard = Shard(config, lanes)
-    return tuple(
-        load_tape(plan, LaneWeights(weights, shard, lane), allocate, progress, has_table=lane == 0)
-        for lane in range(lanes)
-    )
+    sources = [LaneWeights(weights, shard, lane) for lane in range(lanes)] if lanes > 1 else [weights]
+    tapes = [allocate_tape(plan, source, allocate, has_table=lane == 0) for lane, source in enumerate(sources)]
+    with bar(progress, sum(_size(tape) for tape in tapes), "loading"):
+        for tape, source in zip(tapes, sources, strict=True):
+            _load(tape, source, progress)
+    return tuple(tapes)
 
 
-def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progress, has_table: bool = True) -> Tape:
-    """The tape of a plan: read from the cache where it was kept, else packed from the weights."""
-    tape = allocate_tape(plan, weights, allocate, has_table)
-    pieces = list(_pieces(tape))
-    size = sum(piece.nbytes for _, piece in pieces)
-    path = _path(plan, weights) if weights.widened else None
-    with bar(progress, size, "loading"):
-        if path and path.exists() and path.stat().st_size == size and _read(path, pieces, progress):
-            return tape
-        pack_tape(tape, weights, progress.advance)
+def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progress) -> Tape:
+    """The tape of a plan with one lane."""
+    tape = allocate_tape(plan, weights, allocate)
+    with bar(progress, _size(tape), "loading"):
+        _load(tape, weights, progress)
+    return tape
+
+
+def _load(tape: Tape, weights: Weights, progress: Progress) -> None:
+    """Fill a tape: from the cache where it was kept, else from the weights."""
+    pieces, size = list(_pieces(tape)), _size(tape)
+    path = _path(tape.plan, weights) if weights.widened else None
+    if path and path.exists() and path.stat().st_size == size and _read(path, pieces, progress):
+        return
+    pack_tape(tape, weights, progress.advance)
     if path and _has_room(size):
         # Not a daemon thread: a program that ends right away waits for it, and leaves a complete file.
-        threading.Thread(target=_keep, args=(path, pieces), name="keep tape").start()
-    return tape
+        kept = KEPT * tape.plan.program.lanes
+        threading.Thread(target=_keep, args=(path, pieces, kept), name="keep tape").start()
+
+
+def _size(tape: Tape) -> int:
+    return sum(piece.nbytes for _, piece in _pieces(tape))
 
 
 def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
@@ -101,10 +110,10 @@ def _read(path: Path, pieces: list[tuple[int, Bytes]], progress: Progress) -> bo
     return True
 
 
-def _keep(path: Path, pieces: list[tuple[int, Bytes]]) -> None:
-    """Write the file. A failure is not reported: the next start packs the tape again."""
+def _keep(path: Path, pieces: list[tuple[int, Bytes]], kept: int) -> None:
+    """Write the file, one of ``kept`` that stay. A failure is not reported: the next start packs the tape again."""
     try:
-        _make_room(path.parent)
+        _make_room(path.parent, kept)
         with atomic_write(path) as file:
             for _, piece in sorted(pieces, key=lambda item: item[0]):
                 file.write(piece.data)
@@ -112,10 +121,10 @@ def _keep(path: Path, pieces: list[tuple[int, Bytes]]) -> None:
         pass
 
 
-def _make_room(folder: Path) -> None:
+def _make_room(folder: Path, kept: int) -> None:
     """Delete all but the most recently used tapes, and temporary files that a killed process has left."""
     files = sorted(folder.glob("*.tiles"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for old in files[KEPT - 1 :]:
+    for old in files[kept - 1 :]:
         old.unlink()
     for left in folder.glob(".*.tmp"):
         if time.time() - left.stat().st_mtime > ABANDONED_S:

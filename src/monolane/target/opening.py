@@ -59,7 +59,7 @@ def choose_lanes(config: ModelConfig, asked: int | None) -> int:
     own = config.lanes.count if config.lanes else None
     if own is not None and asked not in (None, own):
         raise UsageError(f"This model has {own} lanes, not {asked}.", "Leave the number of lanes out.")
-    lanes = own or asked or 1
+    lanes = own or (1 if asked is None else asked)
     if not 1 <= lanes <= MAX_LANES:
         raise UsageError(f"{lanes} lanes are not possible.", f"Choose between 1 and {MAX_LANES} lanes.")
     return lanes
@@ -81,8 +81,7 @@ def open_target(
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     context = choose_context(config.context, context)
-    if choose_lanes(config, lanes) > 1:
-        device = _without_gpu(device, progress)
+    device = device_for_lanes(config, lanes, device, progress)
     gpu = _choose_gpu(device, workers, progress)
     if gpu is not None:
         return open_cuda(config, weights, context, gpu, progress)
@@ -111,8 +110,10 @@ def open_target(
     return CpuTarget(library, tapes, context, threads, pinned, name, caches=caches)
 
 
-def _without_gpu(device: str, progress: Progress) -> str:
-    """The device for several lanes, which a GPU cannot run yet."""
+def device_for_lanes(config: ModelConfig, lanes: int | None, device: str, progress: Progress) -> str:
+    """The device for that many lanes: with several of them no GPU, which cannot run them yet."""
+    if choose_lanes(config, lanes) == 1:
+        return device
     if device == "cuda":
         raise UsageError("Lanes do not run on a GPU yet.", "Use --device cpu, or one lane.")
     if device == "auto" and find_gpu() is not None:
