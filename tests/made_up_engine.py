@@ -56,8 +56,9 @@ def stalling(target: Target, config: ModelConfig) -> Target:
     compiler = find_compiler()
     assert compiler is not None
     source = generate(target.program, stall=(1, 2, 30))  # worker, stage, seconds
-    tape = target._setup.memory[0]
-    return CpuTarget(Library(build(source, compiler, vector_level())), tape, CONTEXT, None, "stalling")  # type: ignore[arg-type]
+    (tape,) = target._setup.memory[0]  # type: ignore[misc]
+    library = Library(build(source, compiler, vector_level()))
+    return CpuTarget(library, [tape], CONTEXT, tape.plan.workers, None, "stalling")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ _WRITTEN = (
 CASES = _WRITTEN + tuple(
     Case(f"{family.name}-plain", name, 200, 6, 2, 64, 2, 501, 260, False)
     for family in FAMILIES
-    if (name := family.architecture.removesuffix("ForCausalLM")) not in {case.family for case in _WRITTEN}
+    if family.architecture is not None
+    and (name := family.architecture.removesuffix("ForCausalLM")) not in {case.family for case in _WRITTEN}
 )
 
 # Small, with two layers. Of its residual stream three workers own fewer rows in half tiles.

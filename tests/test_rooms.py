@@ -16,7 +16,7 @@ FLOORS = (
     ("progress",),
     ("cache",),
     ("model",),
-    ("program",),
+    ("program", "train"),
     ("target",),
     ("engine",),
     ("bench", "serve"),

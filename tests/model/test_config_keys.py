@@ -29,7 +29,8 @@ from random_models import LLAMA3_ROPE, Case, random_model
 # Read by the attribute access of configs itself, which nothing can watch.
 UNSEEN = {"attribute_map"}
 
-NAMES = [family.name for family in FAMILIES]
+KNOWN = {family.name: family.architecture for family in FAMILIES if family.architecture}  # to transformers
+NAMES = list(KNOWN)
 
 
 class Notes(Silent):
@@ -44,7 +45,7 @@ class Notes(Silent):
 
 def small_model(family: str) -> Path:
     """A folder with a model of the family, saved by transformers."""
-    name = next(known.architecture for known in FAMILIES if known.name == family).removesuffix("ForCausalLM")
+    name = KNOWN[family].removesuffix("ForCausalLM")
     return random_model(Case(f"{family}-keys", name, 96, 6, 2, 16, 2, 101, 80, False)).folder
 
 
@@ -52,14 +53,14 @@ def small_model(family: str) -> Path:
 def read_by_both() -> dict[str, tuple[set[str], set[str]]]:
     """By family: the keys that transformers reads, and those that we do."""
     found = {}
-    for family in FAMILIES:
-        folder = small_model(family.name)
+    for family in NAMES:
+        folder = small_model(family)
         # With scaling, so that what belongs to it is read as well.
         values = json.loads((folder / "config.json").read_text()) | {"rope_scaling": LLAMA3_ROPE}
         (folder / "config.json").write_text(json.dumps(values))
         settings = Settings(values, "config.json")
         family_of_huggingface(settings).huggingface_config(settings)
-        found[family.name] = keys_read(family.name, folder), settings.asked
+        found[family] = keys_read(family, folder), settings.asked
     return found
 
 

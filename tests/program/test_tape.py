@@ -117,7 +117,7 @@ def test_half_tiles_are_not_read_from_a_tape_of_whole_ones() -> None:
 
 def test_the_interpreter_reads_half_tiles_as_it_reads_whole_ones() -> None:
     tokens = random_model(CASES[0]).tokens[:20]
-    whole, halved = (Interpreter(load(Watched(), 3, layout), 32).logits(tokens) for layout in (LAYOUT, HALVED))
+    whole, halved = (Interpreter([load(Watched(), 3, layout)], 32).logits(tokens) for layout in (LAYOUT, HALVED))
     np.testing.assert_allclose(halved, whole, atol=1e-4)
 
 

@@ -27,6 +27,14 @@ def test_the_number_of_workers_does_not_change_the_answer(default_model_path: Pa
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_nor_does_the_number_of_lanes(default_model_path: Path, llm: LLM, lanes: int) -> None:
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    expected = llm.generate(PROSE, params).token_ids
+    with LLM(default_model_path, lanes=lanes, context=1024) as divided:
+        assert divided.generate(PROSE, params).token_ids == expected
+
+
 @pytest.fixture(scope="module")
 def llm(default_model_path: Path) -> Iterator[LLM]:
     with LLM(default_model_path, context=1024) as llm:

@@ -65,6 +65,7 @@ def bench(
     ] = Path("bench.png"),
     device: options.Device = "auto",
     workers: options.Workers = None,
+    lanes: options.Lanes = None,
 ) -> None:
     """Measure a model on this machine: decode speed, first token, throughput, beside the ceiling and beside others."""
     from monolane.bench.measure import lengths, run
@@ -80,6 +81,7 @@ def bench(
         api_key=api_key,
         device=device,
         workers=workers,
+        lanes=lanes,
         contexts=lengths.parse_lengths(context, "--context"),
         tokens=tokens,
         rounds=rounds,

@@ -25,11 +25,12 @@ def chat(
     repetition_penalty: options.RepetitionPenalty = 1.0,
     device: options.Device = "auto",
     workers: options.Workers = None,
+    lanes: options.Lanes = None,
     context: options.Context = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer, /reset forgets, /exit or Ctrl-D leaves. Reads a pipe line by line."""
     from monolane.cli.chat_loop import ChatLoop
 
     params = options.sampling_params(command)
-    with opening.open_llm(model, device, workers, context) as llm:
+    with opening.open_llm(model, device, workers, lanes, context) as llm:
         ChatLoop(llm, params, system).run()

@@ -38,6 +38,7 @@ def generate(
     logprobs: options.Logprobs = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
+    lanes: options.Lanes = None,
     context: options.Context = None,
 ) -> None:
     """Continue a text, just as it is given: no chat template."""
@@ -47,7 +48,7 @@ def generate(
         raise UsageError("--logprobs has nowhere to go.", "Add --json.")
     params = options.sampling_params(command)
     text = _stdin() if prompt is None else prompt
-    with opening.open_llm(model, device, workers, context) as llm:
+    with opening.open_llm(model, device, workers, lanes, context) as llm:
         if as_json:
             typer.echo(json.dumps(llm.generate(text, params).to_dict()))
         else:

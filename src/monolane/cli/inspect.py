@@ -16,6 +16,7 @@ def inspect(
     model: options.ModelSpec = DEFAULT_MODEL,
     device: options.Device = "auto",
     workers: options.Workers = None,
+    lanes: options.Lanes = None,
     context: options.Context = None,
     card: Annotated[
         str | None,
@@ -33,19 +34,23 @@ def inspect(
     from monolane.model.fetch import resolve
     from monolane.model.load import load_config
     from monolane.program import inspect as program
+    from monolane.program.shard import Shard
     from monolane.target.cuda import inspect as cuda
     from monolane.target.cuda.opening import unused_gpu
-    from monolane.target.opening import DEVICES, choose_context, plan_for
+    from monolane.target.opening import DEVICES, choose_context, device_for_lanes, plan_for
 
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
-    chosen, progress = cuda.choose_card(device, workers, card), progress_bar()
+    progress = progress_bar()
+    config = load_config(resolve(model, progress), progress)
+    device = device_for_lanes(config, lanes, "cuda" if card else device, progress)
+    chosen = cuda.choose_card(device, workers, card)
     if chosen is None and device == "auto" and (line := unused_gpu(workers)) is not None:
         progress.note(line)
-    config = load_config(resolve(model, progress), progress)
     length = choose_context(config.context, context)
-    plan = cuda.plan_for(config, chosen) if chosen else plan_for(config, workers)
-    parts = [program.report(plan, length), *([cuda.report(plan, length, chosen)] if chosen else [])]
+    plan = cuda.plan_for(config, chosen) if chosen else plan_for(config, workers, lanes=lanes)
+    notes = Shard(config, plan.program.lanes).notes()
+    parts = [program.report(plan, length, notes), *([cuda.report(plan, length, chosen)] if chosen else [])]
     typer.echo("\n\n".join(parts))
     program.picture(plan, picture)
     typer.echo(f"picture: {picture}", err=True)

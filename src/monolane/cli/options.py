@@ -39,6 +39,14 @@ Workers = Annotated[
         envvar="MONOLANE_WORKERS",
     ),
 ]
+Lanes = Annotated[
+    int | None,
+    typer.Option(
+        help="Tensor-parallel shares of the model. Default: 1, or a Laneformer's own.",
+        rich_help_panel=MACHINE,
+        envvar="MONOLANE_LANES",
+    ),
+]
 Context = Annotated[
     int | None,
     typer.Option(

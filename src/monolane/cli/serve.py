@@ -25,6 +25,7 @@ def serve(
     ceiling: options.Ceiling = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
+    lanes: options.Lanes = None,
     context: options.Context = None,
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic, with a playground at /. Ctrl-C ends it."""
@@ -37,7 +38,13 @@ def serve(
     request_log.set_up(options.log_level(log_level))
     name = served_model_name or (Path(model).name if Path(model).exists() else model)
     engine = AsyncEngine.for_model(
-        model, device=device, workers=workers, context=context, queue_limit=queue_limit, progress=progress_bar()
+        model,
+        device=device,
+        workers=workers,
+        lanes=lanes,
+        context=context,
+        queue_limit=queue_limit,
+        progress=progress_bar(),
     )
     service = Service(engine, name, options.ceiling(ceiling, device, workers))
     settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)

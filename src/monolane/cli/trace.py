@@ -28,6 +28,7 @@ def trace(
     ),
     device: options.Device = "auto",
     workers: options.Workers = None,
+    lanes: options.Lanes = None,
 ) -> None:
     """Show where the time of a token goes: when every worker waited and worked, stage by stage; and draw it."""
     from monolane.bench.measure import shapes
@@ -36,7 +37,7 @@ def trace(
 
     if shape is not None and model is not None:
         raise UsageError("A model and --shape were given.", "Choose one of the two.")
-    chosen = trace_run.Options(tokens, device, workers, out, picture)
+    chosen = trace_run.Options(tokens, device, workers, out, picture, lanes)
     progress = progress_bar()
     if shape is not None:
         config = shapes.named(shape)

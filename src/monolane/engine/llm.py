@@ -28,6 +28,7 @@ class LLM:
     model    a name (``monolane models`` lists them), a hub id, a folder, a GGUF file, or a loaded Model
     device   "auto", "cuda", "cpu" or "interpreter" (NumPy: slow, for checking)
     workers  threads of the CPU target; None: one per core
+    lanes    tensor-parallel shares of the model; None: one, or a Laneformer's own
     context  tokens of prompt and answer together that a KV cache holds; None: chosen for the model
     progress receives the progress of loading; None: only its notes (such as a GPU that is not used) go to the log
     """
@@ -38,6 +39,7 @@ class LLM:
         *,
         device: str = "auto",
         workers: int | None = None,
+        lanes: int | None = None,
         context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -48,7 +50,9 @@ class LLM:
         self.model = _load(model, progress) if isinstance(model, str | Path) else model
         self._chat_tokenizer = ChatTokenizer(self.model)
         config, weights = self.model.config, self.model.weights
-        target = open_target(config, weights, device=device, workers=workers, context=context, progress=progress)
+        target = open_target(
+            config, weights, device=device, workers=workers, lanes=lanes, context=context, progress=progress
+        )
         self._session = Session(target)
 
     @property

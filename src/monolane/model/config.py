@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,29 @@ class Rope:
         return frequencies if self.factors is None else frequencies / np.asarray(self.factors)
 
 
+HeadKind = Literal["replicate", "vocab_parallel", "lane"]
+
+
+@dataclass(frozen=True)
+class LaneConfig:
+    """The lanes of a Laneformer: a transformer in which every lane has a residual stream of its own.
+
+    From layer ``delay`` on, a lane adds its own output at once and those of the others ``delay`` layers late. Before,
+    it adds all outputs at once (``early_sums``), or its own times the square root of the number of lanes. A module
+    whose outputs are not exchanged at all adds its own times that factor in every layer.
+    """
+
+    count: int
+    delay: int  # layers
+    exchanges_attention: bool = True
+    exchanges_mlp: bool = True
+    early_sums: bool = False
+    early_sends: bool = True  # the outputs of the first ``delay`` layers are also added ``delay`` layers late
+    head: HeadKind = "replicate"  # from the mean of the normed streams, from the lane's own, or from all of them
+    sums_before_norm: bool = False  # of a replicated head: the sum of the streams is normed, not each of them
+    shares_norms: bool = True  # otherwise every lane has norm weights of its own
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The shape of a model. Sizes count elements; ``windows`` has one entry per layer, None for full attention."""
@@ -47,6 +71,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    lanes: LaneConfig | None = None  # of a Laneformer
 
     @property
     def q_size(self) -> int:

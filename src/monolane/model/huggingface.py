@@ -12,11 +12,11 @@ from monolane.model.config import ModelConfig
 from monolane.model.data_file import DataFile, is_there
 from monolane.model.families import family_of_huggingface
 from monolane.model.families.keys import note_on_unread_keys
-from monolane.model.families.names import huggingface_name
 from monolane.model.json_object import read_json_object
 from monolane.model.safetensors_file import read_safetensors
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor, StoredWeights
+from monolane.model.weights import Weights
 from monolane.progress import Progress
 
 _CONFIG = "config.json"
@@ -30,22 +30,22 @@ def read_folder_config(folder: Path, progress: Progress | None = None) -> ModelC
     return _config(_settings(folder), progress)
 
 
-def open_folder(folder: Path, progress: Progress | None = None) -> tuple[ModelConfig, StoredWeights]:
+def open_folder(folder: Path, progress: Progress | None = None) -> tuple[ModelConfig, Weights]:
     """The config and the weights of a folder."""
     settings = _settings(folder)
-    config = _config(settings, progress)
+    config, family = _config(settings, progress), family_of_huggingface(settings)
     if is_there(folder / _SINGLE):
         tensors = read_safetensors(DataFile(folder / _SINGLE))
     elif is_there(folder / _INDEX):
         tensors = _read_shards(folder)
     else:
         raise _no_weights(folder)
-    embed, head = huggingface_name("embed"), huggingface_name("head")
+    embed, head = family.file_name("embed"), family.file_name("head")
     if not settings.has("tie_word_embeddings") and head not in tensors:
         config = replace(config, tied=True)  # a missing head is the only sign that it is tied
     if config.tied and embed not in tensors and head in tensors:
         tensors[embed] = tensors[head]  # the one matrix was saved under the name of the head
-    weights = StoredWeights(tensors, huggingface_name)
+    weights = family.weights(tensors, config) if family.weights else StoredWeights(tensors, family.file_name)
     if config.tied and head in tensors:
         # The files decide, not the config: a head that differs from the embedding is not tied.
         config = replace(config, tied=_same_matrix(weights, "embed", "head"))
@@ -68,7 +68,7 @@ def _config(settings: Settings, progress: Progress | None) -> ModelConfig:
     return config
 
 
-def _same_matrix(weights: StoredWeights, one: str, other: str) -> bool:
+def _same_matrix(weights: Weights, one: str, other: str) -> bool:
     """Whether two matrices are equal as bf16. They are read in parts, up to the first difference."""
     shape = weights.shape(one)
     if shape != weights.shape(other) or len(shape) != 2:

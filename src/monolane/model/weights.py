@@ -45,10 +45,12 @@ class Weights(Protocol):
 
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor that a model of this config must have, with its shape."""
+    lanes = config.lanes
+    norm = config.hidden * (1 if lanes is None or lanes.shares_norms else lanes.count)  # of all lanes
     yield "embed", (config.vocab, config.hidden)
-    yield "final_norm", (config.hidden,)
+    yield "final_norm", (norm,)
     if not config.tied:
-        yield "head", (config.vocab, config.hidden)
+        yield "head", (config.vocab, config.hidden * (lanes.count if lanes and lanes.head == "lane" else 1))
     sizes = {
         "q": (config.q_size, config.hidden),
         "k": (config.kv_size, config.hidden),
@@ -63,8 +65,8 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
     biased |= {"gate", "up", "down"} if config.mlp_bias else set()
     for layer in range(config.layers):
         prefix = f"layers.{layer}."
-        yield prefix + "attn_norm", (config.hidden,)
-        yield prefix + "ffn_norm", (config.hidden,)
+        yield prefix + "attn_norm", (norm,)
+        yield prefix + "ffn_norm", (norm,)
         if config.qk_norm:
             yield prefix + "q_norm", (config.head_dim,)
             yield prefix + "k_norm", (config.head_dim,)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 
 from monolane.model.config import ModelConfig
+from monolane.program.shard import Shard
 from monolane.program.stage import (
     Arrangement,
     Attend,
     AttentionShape,
     Buffer,
     CacheFormat,
+    Combine,
     Embed,
+    Exchange,
+    Input,
+    Joining,
     Matrix,
     Merge,
     Norm,
@@ -29,29 +34,24 @@ FIXED_SPLITS = Splitting(128)  # tokens: few enough to divide short contexts amo
 
 
 def build_program(
-    config: ModelConfig, cache_format: CacheFormat = "bf16", splitting: Splitting = FIXED_SPLITS
+    config: ModelConfig, cache_format: CacheFormat = "bf16", splitting: Splitting = FIXED_SPLITS, lanes: int = 1
 ) -> Program:
-    """The stages of one pass of a model. ``splitting``: how the target divides a context into splits."""
+    """The stages of one pass of a model, on each of ``lanes`` lanes. ``splitting``: how the target divides a context
+    into splits."""
+    shard = Shard(config, lanes)
+    # With several lanes each has a part of the head and the whole embedding, also where the two are tied.
+    is_tied = config.tied and lanes == 1
     table = _matrix("embed", [("embed", config.vocab)], config.hidden)
-    head = _matrix("head", [("embed" if config.tied else "head", config.vocab)], config.hidden)
-    stages: list[Stage] = [Embed("embed", head.name if config.tied else table.name, writes="stream_a")]
+    width = config.hidden * (lanes if config.lanes and config.lanes.head == "lane" else 1)
+    head = _matrix("head", [("embed" if is_tied else "head", shard.vocab)], width)
+    stages: list[Stage] = [Embed("embed", head.name if is_tied else table.name, writes="stream_a")]
     for layer in range(config.layers):
-        stages += _layer(config, layer)
-    stages.append(
-        Project(
-            "head",
-            None,
-            head,
-            input=Norm(Vector("final_norm", (("final_norm", config.hidden),)), config.norm_eps),
-            output=Output.LOGITS,
-            reads="stream_a",
-            writes="logits",
-        )
-    )
+        stages += _layer(shard, layer)
+    stages += _head(config, head)
     stages.append(Sample("sample", reads="logits"))
     attention = AttentionShape(
-        heads=config.heads,
-        kv_heads=config.kv_heads,
+        heads=shard.heads,
+        kv_heads=shard.kv_heads,
         head_dim=config.head_dim,
         splitting=splitting,
         scale=1 / math.sqrt(config.head_dim),
@@ -62,27 +62,62 @@ def build_program(
         # The residual stream alternates between two buffers: neither is rewritten while a slower worker reads it.
         Buffer("stream_a", config.hidden),
         Buffer("stream_b", config.hidden),
-        Buffer("qkv", config.q_size + 2 * config.kv_size),
-        Buffer("partials", config.heads * attention.partial_size, per_split=True),
-        Buffer("gated", config.ffn),
+        Buffer("qkv", (shard.heads + 2 * shard.kv_heads) * config.head_dim),
+        Buffer("partials", shard.heads * attention.partial_size, per_split=True),
+        Buffer("gated", shard.ffn),
+        *(Buffer(stage.writes, width) for stage in stages if isinstance(stage, Combine)),
         Buffer("logits", config.vocab),
     )
     return Program(
         stages=tuple(stages),
         buffers=buffers,
         attention=attention,
-        table=None if config.tied else table,
+        table=None if is_tied else table,
         hidden=config.hidden,
         vocab=config.vocab,
         layers=config.layers,
         context=config.context,
+        lanes=lanes,
     )
 
 
-def _layer(config: ModelConfig, layer: int) -> list[Stage]:
+def _head(config: ModelConfig, head: Matrix) -> list[Stage]:
+    """The stages that make the logits. In a Laneformer, a stage before the head may combine the residual streams."""
+    norm = Norm(Vector("final_norm", (("final_norm", config.hidden),)), config.norm_eps)
+    before: list[Stage] = []
+    source: Input = norm
+    reads = "stream_a"
+    if config.lanes is not None and config.lanes.head != "vocab_parallel":
+        reads = "combined"
+        if config.lanes.sums_before_norm:
+            before.append(Combine("combine", None, Joining.SUM, reads="stream_a", writes=reads))
+        else:
+            joining = Joining.CONCAT if config.lanes.head == "lane" else Joining.MEAN
+            before.append(Combine("combine", norm, joining, reads="stream_a", writes=reads))
+            source = Plain()
+    return [*before, Project("head", None, head, source, Output.LOGITS, reads=reads, writes="logits")]
+
+
+def _exchange(shard: Shard, layer: int, exchanges: bool) -> Exchange | None:
+    """What lanes add after a residual projection of a layer; ``exchanges``: whether a Laneformer does at all there."""
+    lanes = shard.config.lanes
+    if lanes is None:
+        return Exchange() if shard.lanes > 1 else None
+    if not exchanges:
+        return Exchange(math.sqrt(lanes.count), late=None)
+    if layer < lanes.delay:
+        return Exchange() if lanes.early_sums else Exchange(math.sqrt(lanes.count), late=None)
+    has_sent = layer - lanes.delay >= lanes.delay or lanes.early_sends
+    return Exchange(late=lanes.delay if has_sent else None)
+
+
+def _layer(shard: Shard, layer: int) -> list[Stage]:
+    config = shard.config
     prefix = f"layers.{layer}."
-    q, k, v = (("q", config.q_size), ("k", config.kv_size), ("v", config.kv_size))
-    gate, up = (("gate", config.ffn), ("up", config.ffn))
+    q_size, kv_size = shard.heads * config.head_dim, shard.kv_heads * config.head_dim
+    q, k, v = (("q", q_size), ("k", kv_size), ("v", kv_size))
+    gate, up = (("gate", shard.ffn), ("up", shard.ffn))
+    lanes = config.lanes
 
     def matrix(
         name: str, parts: list[tuple[str, int]], cols: int, arrangement: Arrangement = Arrangement.STACK
@@ -99,9 +134,9 @@ def _layer(config: ModelConfig, layer: int) -> list[Stage]:
         return Norm(Vector(prefix + name, ((prefix + name, size),)), config.norm_eps)
 
     qkv = matrix("qkv", [q, k, v], config.hidden)
-    o = matrix("o", [("o", config.hidden)], config.q_size)
+    o = matrix("o", [("o", config.hidden)], q_size)
     gate_up = matrix("gate_up", [gate, up], config.hidden, Arrangement.INTERLEAVE)
-    down = matrix("down", [("down", config.hidden)], config.ffn)
+    down = matrix("down", [("down", config.hidden)], shard.ffn)
     return [
         Project(
             "qkv",
@@ -132,6 +167,7 @@ def _layer(config: ModelConfig, layer: int) -> list[Stage]:
             writes="stream_b",
             residual="stream_a",
             bias=bias(o, config.o_bias),
+            exchange=_exchange(shard, layer, lanes is None or lanes.exchanges_attention),
         ),
         Project(
             "gate_up",
@@ -153,6 +189,7 @@ def _layer(config: ModelConfig, layer: int) -> list[Stage]:
             writes="stream_a",
             residual="stream_b",
             bias=bias(down, config.mlp_bias),
+            exchange=_exchange(shard, layer, lanes is None or lanes.exchanges_mlp),
         ),
     ]
 

@@ -10,7 +10,9 @@ from monolane.program.plan import Plan
 from monolane.program.stage import (
     Arrangement,
     Attend,
+    Combine,
     Embed,
+    Joining,
     Matrix,
     Merge,
     Norm,
@@ -54,7 +56,7 @@ def reads_of(stage: Stage) -> set[str]:
             return set()
         case Project():
             return {stage.reads} | ({stage.residual} if stage.residual else set())
-        case Attend() | Sample():
+        case Attend() | Combine() | Sample():
             return {stage.reads}
 
 
@@ -82,8 +84,13 @@ def _sizes(program: Program) -> Iterator[str]:
             expected, actual = (shape.heads + 2 * shape.kv_heads) * shape.head_dim, sizes[stage.reads]
             if sizes[stage.writes] != shape.heads * shape.partial_size:
                 yield f"{where}: buffer {stage.writes!r} does not hold one partial result per head"
+        elif isinstance(stage, Combine):
+            expected, actual = program.hidden, sizes[stage.reads]
+            made = program.hidden * (program.lanes if stage.joining is Joining.CONCAT else 1)
+            if sizes[stage.writes] != made:
+                yield f"{where}: makes {made} elements, but {stage.writes!r} has {sizes[stage.writes]}"
         elif isinstance(stage, Project):
-            yield from _project_sizes(stage, sizes, where)
+            yield from _project_sizes(program, stage, sizes, where)
             merged = isinstance(stage.input, Merge)
             expected = stage.matrix.cols
             actual = shape.heads * shape.head_dim if merged else sizes[stage.reads]
@@ -95,8 +102,14 @@ def _sizes(program: Program) -> Iterator[str]:
         yield f"attention: {shape.heads} heads over {shape.kv_heads}, {len(shape.frequencies)} frequencies do not fit"
 
 
-def _project_sizes(stage: Project, sizes: dict[str, int], where: str) -> Iterator[str]:
+def _project_sizes(program: Program, stage: Project, sizes: dict[str, int], where: str) -> Iterator[str]:
     outputs = stage.matrix.rows // 2 if stage.output is Output.GATE else stage.matrix.rows
+    if stage.output is Output.LOGITS and outputs * program.lanes - program.lanes < sizes[stage.writes]:
+        outputs = min(outputs * program.lanes, sizes[stage.writes])  # those of all lanes are gathered
+    if (stage.exchange is not None) != (program.lanes > 1 and stage.output is Output.RESIDUAL):
+        yield f"{where}: an exchange belongs to a residual output of several lanes, and only there"
+    if stage.exchange and stage.exchange.late and stage.layer is not None and stage.layer < stage.exchange.late:
+        yield f"{where}: adds what other lanes made {stage.exchange.late} layers before, and there is no such layer"
     if sizes[stage.writes] != outputs:
         yield f"{where}: makes {outputs} elements, but {stage.writes!r} has {sizes[stage.writes]}"
     if (stage.output is Output.RESIDUAL) != (stage.residual is not None):
@@ -118,6 +131,7 @@ def _weights_once(program: Program) -> Iterator[str]:
     """No weight of the model is used twice."""
     users: list[Matrix | Vector] = [stage.matrix for stage in program.projections] + list(program.vectors())
     users += [program.table] if program.table else []
+    # With several lanes the head's rows are a copy, under a name of their own, where it is tied to the embedding.
     for name, count in Counter(name for user in users for name, _ in user.parts).items():
         if count != 1:
             yield f"weight {name!r} is used {count} times"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from monolane.errors import ResourceError, UsageError
 from monolane.program.check import reads_of, writes_of
 from monolane.program.plan import Plan
-from monolane.program.stage import Merge, Norm, Project, Splitting, Stage
+from monolane.program.stage import Combine, Merge, Norm, Output, Project, Splitting, Stage
 
 MEGA = 1e6
 COLOURS = {  # of stages, the same in every picture
@@ -19,6 +19,7 @@ COLOURS = {  # of stages, the same in every picture
     "o": "#72b7b2",
     "gate_up": "#f58518",
     "down": "#eeca3b",
+    "combine": "#bab0ac",
     "head": "#b279a2",
     "sample": "#54a24b",
 }
@@ -27,25 +28,30 @@ MOST_LISTED = 32  # tapes that the report lists, one per line
 PICTURE_FORMATS = (".svg", ".png", ".pdf")
 
 
-def report(plan: Plan, context: int) -> str:
-    """The report of a plan. Consecutive layers with equal stages are printed once."""
+def report(plan: Plan, context: int, shard_notes: Sequence[str] = ()) -> str:
+    """The report of a plan. Consecutive layers with equal stages are printed once. ``shard_notes``: how the model was
+    divided among lanes, where that was not even."""
     program, layout = plan.program, plan.layout
-    rows = [("layer", "stage", "matrix", "MB", "input", "reads", "writes"), *_rows(plan)]
+    rows = [("layer", "stage", "matrix", "MB", "input", "reads", "writes", "lanes"), *_rows(plan)]
+    rows = rows if program.lanes > 1 else [row[:-1] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     even = plan.bytes_per_token / plan.workers
     above, below = max(plan.tape_bytes) / even - 1, 1 - min(plan.tape_bytes) / even
     halved = f" ({layout.tile_rows // 2} for the residual stream)" if layout.halves_residual else ""
     listed = plan.workers if plan.workers <= MOST_LISTED else 0
-    cache, full_cache = program.cache_bytes(1), program.cache_bytes(context) / MEGA
+    lanes = program.lanes
+    cache, full_cache = lanes * program.cache_bytes(1), lanes * program.cache_bytes(context) / MEGA
+    divided = [f"{lanes} lanes, each with this program and its own weights", *shard_notes] if lanes > 1 else []
     lines = [
         *table,
         "",
+        *divided,
         f"{len(program.stages)} stages, {program.handoffs} hand-offs",
-        f"{plan.bytes_per_token / MEGA:,.1f} MB streamed per token",
+        f"{lanes * plan.bytes_per_token / MEGA:,.1f} MB streamed per token",
         f"cache: {cache:,} bytes per token, {full_cache:,.1f} MB for {context:,} tokens",
         f"attention: {_splitting(program.attention.splitting)}",
-        f"{plan.workers} worker(s), layout {layout.name}: "
+        f"{plan.workers} worker(s){' per lane' if lanes > 1 else ''}, layout {layout.name}: "
         f"tiles of {layout.tile_rows} rows{halved}, k-blocks of {layout.k_block}",
         *(f"  tape {worker}: {size / MEGA:,.2f} MB" for worker, size in enumerate(plan.tape_bytes[:listed])),
         f"balance: the longest tape is {above:.2%} above even, the shortest {below:.2%} below",
@@ -74,12 +80,26 @@ def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
-    matrix, size, prepared = "", "", ""
+    matrix, size, prepared, lanes = "", "", "", ""
+    if isinstance(stage, Combine):
+        prepared, lanes = "norm" if stage.norm else "", stage.joining.value
     if isinstance(stage, Project):
         matrix = f"{stage.matrix.rows} x {stage.matrix.cols} {stage.matrix.format.name}"
         size = f"{plan.layout.tiles(stage) * plan.layout.tile_bytes(stage) / MEGA:.2f}"
         prepared = "norm" if isinstance(stage.input, Norm) else "merge" if isinstance(stage.input, Merge) else ""
-    return stage.name, matrix, size, prepared, " ".join(sorted(reads_of(stage))), " ".join(writes_of(stage))
+        lanes = _exchanged(stage, plan.program.lanes)
+    return stage.name, matrix, size, prepared, " ".join(sorted(reads_of(stage))), " ".join(writes_of(stage)), lanes
+
+
+def _exchanged(stage: Project, lanes: int) -> str:
+    """What crosses lanes after a projection."""
+    exchange = stage.exchange
+    if exchange is None:
+        return "gather" if stage.output is Output.LOGITS and lanes > 1 else ""
+    own = "" if exchange.own == 1.0 else f"{exchange.own:.3g} x "
+    if exchange.late is None:
+        return f"{own}own"
+    return "all-reduce" if exchange.late == 0 else f"{own}own + others of {exchange.late} layer(s) before"
 
 
 def picture(plan: Plan, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The oracle: executes a plan in NumPy, from the very bytes that a kernel reads, stage by stage, worker by worker.
 
 It is written to be read, not to be fast: each kind of stage is one method, and that method is the definition of the
-stage.
+stage. Lanes take turns: each does its share of a stage, then what they exchange is added.
 """
 
 from __future__ import annotations
@@ -11,27 +11,33 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.model.weights import from_bf16, to_bf16
-from monolane.program.stage import PASS_ROWS, Attend, Embed, Merge, Norm, Output, Project, Sample, first_seen
+from monolane.model.weights import Bf16Bits, from_bf16, to_bf16
+from monolane.program.stage import (
+    PASS_ROWS,
+    Attend,
+    Combine,
+    Embed,
+    Joining,
+    Merge,
+    Norm,
+    Output,
+    Project,
+    Sample,
+    first_seen,
+)
 from monolane.program.tape import Tape
 
 Floats = NDArray[np.float32]
 
 
 class Interpreter:
-    """A plan, its tape, and a KV cache of ``context`` positions."""
+    """A plan, the tape of each lane, and KV caches of ``context`` positions."""
 
-    def __init__(self, tape: Tape, context: int) -> None:
-        self.tape = tape
-        self.plan = tape.plan
-        self.program = tape.plan.program
+    def __init__(self, tapes: Sequence[Tape], context: int) -> None:
+        self.program = tapes[0].plan.program
         self.context = context
-        shape = self.program.attention
-        # Filled with NaN, so that attention over a position that was never written gives NaN.
-        cache = (self.program.layers, shape.kv_heads, context, shape.head_dim)
-        self._keys = np.full(cache, np.nan, np.float32)
-        self._values = np.full(cache, np.nan, np.float32)
-        self._buffers: dict[str, Floats] = {}
+        self._lanes = [_Lane(tape, tapes[0].table, context) for tape in tapes]
+        self._sent: dict[tuple[str, int], list[Floats]] = {}  # the outputs of all lanes, by stage and layer
 
     def logits(self, tokens: Sequence[int], start: int = 0, last_only: bool = False) -> Floats:
         """Run tokens at positions ``start``, ``start + 1``, …; return the logits after each, or after the last."""
@@ -46,32 +52,95 @@ class Interpreter:
     def run_pass(self, tokens: Sequence[int], start: int, logits_of: slice) -> Floats:
         """One pass of up to 16 rows. Returns the logits of the rows ``logits_of``."""
         positions = np.arange(start, start + len(tokens))
-        width = len(positions)
-        # Every buffer starts as NaN, so that a stage that reads an element before it is written gives NaN.
-        for buffer in self.program.buffers:
-            splits = self.program.attention.splits(self.context) if buffer.per_split else 1
-            self._buffers[buffer.name] = np.full((width, splits, buffer.size), np.nan, np.float32)
+        for lane in self._lanes:
+            lane.begin_pass(len(positions))
         index = 0
         for stage in self.program.stages:
             match stage:
                 case Embed():
-                    self._embed(stage, tokens)
+                    for lane in self._lanes:
+                        lane.embed(stage, tokens)
                 case Attend():
-                    self._attend(stage, positions)
+                    for lane in self._lanes:
+                        lane.attend(stage, positions)
+                case Combine():
+                    self._combine(stage)
                 case Project():
                     if stage.output is Output.LOGITS:
-                        return self._project_logits(stage, index, logits_of)
-                    self._project(stage, index, positions)
+                        shares = [lane.logits(stage, index, logits_of) for lane in self._lanes]
+                        return np.concatenate(shares, 1)[:, : self.program.vocab]
+                    outputs = [lane.project(stage, index, positions) for lane in self._lanes]
+                    self._store(stage, outputs)
                     index += 1
                 case Sample():
                     pass
         raise AssertionError("a program ends with its logits")
 
-    def _embed(self, stage: Embed, tokens: Sequence[int]) -> None:
-        out = self._buffers[stage.writes][:, 0]
+    def _store(self, stage: Project, outputs: list[Floats]) -> None:
+        """Write what a projection has made to the buffers of the lanes; residual streams get it added."""
+        if stage.output is Output.RESIDUAL:
+            assert stage.residual is not None
+            assert stage.layer is not None
+            self._sent[stage.name, stage.layer] = outputs
+            outputs = [
+                lane.buffers[stage.residual][:, 0] + self._added(stage, stage.layer, number)
+                for number, lane in enumerate(self._lanes)
+            ]
+        for lane, output in zip(self._lanes, outputs, strict=True):
+            lane.buffers[stage.writes][:, 0] = output
+
+    def _added(self, stage: Project, layer: int, lane: int) -> Floats:
+        """What a lane adds to its residual stream."""
+        made, exchange = self._sent[stage.name, layer], stage.exchange
+        if exchange is None:
+            return made[lane]
+        if exchange.late == 0:
+            return _sum(made)
+        total = np.float32(exchange.own) * made[lane]
+        if exchange.late is None:
+            return total
+        arrived = self._sent[stage.name, layer - exchange.late]
+        return _sum([total, *(output for other, output in enumerate(arrived) if other != lane)])
+
+    def _combine(self, stage: Combine) -> None:
+        streams = [lane.normed(lane.buffers[stage.reads][:, 0], stage.norm) for lane in self._lanes]
+        if stage.joining is Joining.CONCAT:
+            combined = np.concatenate(streams, 1)
+        else:
+            combined = _sum(streams)
+            if stage.joining is Joining.MEAN:
+                combined = combined / np.float32(len(streams))
+        for lane in self._lanes:
+            lane.buffers[stage.writes][:, 0] = combined
+
+
+class _Lane:
+    """One lane: its tape, its buffers, its KV cache."""
+
+    def __init__(self, tape: Tape, table: Bf16Bits | None, context: int) -> None:
+        self.tape = tape
+        self.table = table  # the embedding, which all lanes share
+        self.plan = tape.plan
+        self.program = tape.plan.program
+        self.context = context
+        shape = self.program.attention
+        # Filled with NaN, so that attention over a position that was never written gives NaN.
+        cache = (self.program.layers, shape.kv_heads, context, shape.head_dim)
+        self._keys = np.full(cache, np.nan, np.float32)
+        self._values = np.full(cache, np.nan, np.float32)
+        self.buffers: dict[str, Floats] = {}
+
+    def begin_pass(self, rows: int) -> None:
+        """Every buffer starts as NaN, so that a stage that reads an element before it is written gives NaN."""
+        for buffer in self.program.buffers:
+            splits = self.program.attention.splits(self.context) if buffer.per_split else 1
+            self.buffers[buffer.name] = np.full((rows, splits, buffer.size), np.nan, np.float32)
+
+    def embed(self, stage: Embed, tokens: Sequence[int]) -> None:
+        out = self.buffers[stage.writes][:, 0]
         for row, token in enumerate(tokens):
-            if self.tape.table is not None:
-                out[row] = from_bf16(self.tape.table[token])
+            if self.table is not None:
+                out[row] = from_bf16(self.table[token])
                 continue
             head, layout = self.program.head, self.plan.layout
             last = len(self.program.projections) - 1
@@ -83,12 +152,12 @@ class Interpreter:
         """The input of a projection, as every worker prepares it for itself."""
         match stage.input:
             case Norm():
-                return self._normed(self._buffers[stage.reads][:, 0], stage.input)
+                return self.normed(self.buffers[stage.reads][:, 0], stage.input)
             case Merge():
                 assert positions is not None
                 return self._merged(stage.reads, positions, stage.input.window)
             case _:
-                return self._buffers[stage.reads][:, 0]
+                return self.buffers[stage.reads][:, 0]
 
     def _rows(self, stage: Project, index: int, x: Floats) -> Floats:
         """Dot products with all rows of the matrix, each row read from the tape of the worker that owns it."""
@@ -99,30 +168,27 @@ class Interpreter:
         y: Floats = np.concatenate(shares, 1)[:, : stage.matrix.rows]
         return y + self.tape.constants.vector(stage.bias) if stage.bias else y
 
-    def _project(self, stage: Project, index: int, positions: NDArray[np.int64]) -> None:
+    def project(self, stage: Project, index: int, positions: NDArray[np.int64]) -> Floats:
         y = self._rows(stage, index, self._prepared(stage, positions))
-        if stage.output is Output.RESIDUAL:
-            assert stage.residual is not None
-            y = self._buffers[stage.residual][:, 0] + y
-        elif stage.output is Output.GATE:
+        if stage.output is Output.GATE:
             gate, up = y[:, 0::2], y[:, 1::2]
             y = gate / (1 + np.exp(-gate)) * up
-        self._buffers[stage.writes][:, 0] = y
+        return y
 
-    def _project_logits(self, stage: Project, index: int, rows: slice) -> Floats:
+    def logits(self, stage: Project, index: int, rows: slice) -> Floats:
         x = self._prepared(stage, None)[rows]
         return self._rows(stage, index, x) if len(x) else np.zeros((0, stage.matrix.rows), np.float32)
 
-    def _attend(self, stage: Attend, positions: NDArray[np.int64]) -> None:
+    def attend(self, stage: Attend, positions: NDArray[np.int64]) -> None:
         shape = self.program.attention
-        qkv = self._buffers[stage.reads][:, 0].reshape(len(positions), -1, shape.head_dim)
+        qkv = self.buffers[stage.reads][:, 0].reshape(len(positions), -1, shape.head_dim)
         q, k, v = np.split(qkv, [shape.heads, shape.heads + shape.kv_heads], 1)
-        q = self._rotated(self._normed(q, stage.q_norm), positions)
-        k = self._rotated(self._normed(k, stage.k_norm), positions)
+        q = self._rotated(self.normed(q, stage.q_norm), positions)
+        k = self._rotated(self.normed(k, stage.k_norm), positions)
         keys, values = self._keys[stage.layer], self._values[stage.layer]
         keys[:, positions] = self._stored(k).swapaxes(0, 1)
         values[:, positions] = self._stored(v).swapaxes(0, 1)
-        out = self._buffers[stage.writes].reshape(len(positions), -1, shape.heads, shape.partial_size)
+        out = self.buffers[stage.writes].reshape(len(positions), -1, shape.heads, shape.partial_size)
         for row, position in enumerate(positions):
             for split in shape.splits_seen(int(position), stage.window):
                 start = max(first_seen(int(position), stage.window), split * shape.split)
@@ -138,7 +204,7 @@ class Interpreter:
     def _merged(self, buffer: str, positions: NDArray[np.int64], window: int | None) -> Floats:
         """The output of attention: the partial results of the splits, scaled to a common row max and added."""
         shape = self.program.attention
-        partials = self._buffers[buffer].reshape(len(positions), -1, shape.heads, shape.partial_size)
+        partials = self.buffers[buffer].reshape(len(positions), -1, shape.heads, shape.partial_size)
         out = np.empty((len(positions), shape.heads, shape.head_dim), np.float32)
         for row, position in enumerate(positions):
             made = partials[row, shape.splits_seen(int(position), window)]
@@ -147,7 +213,7 @@ class Interpreter:
             out[row] = (weights[:, :, None] * made[:, :, 2:]).sum(0) / total[:, None]
         return out.reshape(len(positions), -1)
 
-    def _normed(self, x: Floats, norm: Norm | None) -> Floats:
+    def normed(self, x: Floats, norm: Norm | None) -> Floats:
         if norm is None:
             return x
         scale = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True, dtype=np.float32) + np.float32(norm.eps))
@@ -163,3 +229,11 @@ class Interpreter:
     def _stored(self, x: Floats) -> Floats:
         """A key or value as the KV cache stores it."""
         return from_bf16(to_bf16(x)) if self.program.attention.cache_format == "bf16" else x
+
+
+def _sum(parts: Sequence[Floats]) -> Floats:
+    """In order, in fp32."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total

@@ -110,6 +110,28 @@ class Output(Enum):
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """What the lanes add to their residual streams after a projection. Every lane has multiplied its own columns of the
+    matrix, so every lane has a partial output for every row; sums over lanes are in the order of the lanes.
+
+    own    factor of the lane's own output
+    late   how many layers before the outputs of the other lanes were made that are added now; 0: in this layer, which
+           makes the sum an all-reduce; None: nothing of the other lanes is added
+    """
+
+    own: float = 1.0
+    late: int | None = 0
+
+
+class Joining(Enum):
+    """What becomes of one vector per lane."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    CONCAT = "concat"  # one after the other
+
+
+@dataclass(frozen=True)
 class Embed:
     """Look up the embeddings of the tokens. ``table`` names the matrix that holds them: the head's where it is tied."""
 
@@ -131,6 +153,7 @@ class Project:
     writes: str
     residual: str | None = None  # the buffer that RESIDUAL adds to; the owner of a row alone reads that row
     bias: Vector | None = None
+    exchange: Exchange | None = None  # of a residual output, where there are several lanes
 
 
 @dataclass(frozen=True)
@@ -151,6 +174,17 @@ class Attend:
 
 
 @dataclass(frozen=True)
+class Combine:
+    """Give every lane the residual streams of all lanes, each normed first where there is a norm."""
+
+    name: str
+    norm: Norm | None
+    joining: Joining
+    reads: str
+    writes: str
+
+
+@dataclass(frozen=True)
 class Sample:
     """Choose the next token from the logits, check the stop conditions, give the token to the host."""
 
@@ -158,7 +192,7 @@ class Sample:
     reads: str
 
 
-Stage = Embed | Project | Attend | Sample
+Stage = Embed | Project | Attend | Combine | Sample
 
 
 @dataclass(frozen=True)
@@ -226,7 +260,12 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class Program:
-    """The stages of one pass, in order, and the buffers between them."""
+    """The stages of one pass, in order, and the buffers between them.
+
+    With several lanes this is the program of each of them: sizes are those of one lane's share, and all lanes run the
+    same stages on their own weights. The logits of all lanes are gathered, so that every lane samples the same token;
+    ``vocab`` is the whole vocabulary, of which each lane's head has ``head.matrix.rows`` rows, some of them padding.
+    """
 
     stages: tuple[Stage, ...]
     buffers: tuple[Buffer, ...]
@@ -236,6 +275,7 @@ class Program:
     vocab: int
     layers: int
     context: int  # the most positions that the model was made for
+    lanes: int = 1
 
     @cached_property
     def projections(self) -> tuple[Project, ...]:
@@ -258,11 +298,13 @@ class Program:
             if isinstance(stage, Project):
                 found += [stage.input.weight] if isinstance(stage.input, Norm) else []
                 found += [stage.bias] if stage.bias else []
+            elif isinstance(stage, Combine):
+                found += [stage.norm.weight] if stage.norm else []
             elif isinstance(stage, Attend):
                 found += [norm.weight for norm in (stage.q_norm, stage.k_norm) if norm]
         return tuple(found)
 
     def cache_bytes(self, context: int) -> int:
-        """Bytes of keys and values for that many positions."""
+        """Bytes of keys and values for that many positions, of one lane."""
         element = 2 if self.attention.cache_format == "bf16" else 4
         return 2 * self.layers * self.attention.kv_heads * self.attention.head_dim * context * element

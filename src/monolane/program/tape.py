@@ -53,11 +53,12 @@ class Tape:
         return self.workers[worker][place.offset : place.offset + place.size]
 
 
-def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate) -> Tape:
-    """Allocate a tape and fill in its constants; the weights are still zero."""
+def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate, has_table: bool = True) -> Tape:
+    """Allocate a tape and fill in its constants; the weights are still zero. ``has_table``: with the embedding table,
+    where the program has one; lanes in one process need only one of them."""
     program = plan.program
     table = None
-    if program.table is not None:
+    if program.table is not None and has_table:
         shape = (program.table.rows, program.table.cols)
         table = allocate(shape[0] * shape[1] * 2).view(np.uint16).reshape(shape)
     return Tape(plan, tuple(allocate(size) for size in plan.tape_bytes), pack_constants(program, weights), table)

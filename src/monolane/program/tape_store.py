@@ -17,31 +17,56 @@ from pathlib import Path
 
 from monolane.cache import atomic_write, cache_folder
 from monolane.errors import MonolaneError
+from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.program.plan import Plan
+from monolane.program.shard import LaneWeights, Shard
 from monolane.program.tape import PACK_BYTES, Allocate, Bytes, Tape, allocate_tape, pack_tape
 from monolane.progress import Progress, bar
 
 FORMAT = 1  # of the file: to be changed when packing or widening changes its content
-KEPT = 3  # tapes: the most recently used ones
+KEPT = 3  # models whose tapes are kept, one of each lane: the most recently used ones
 SPARE_BYTES = 4 << 30  # of the disk that stay free: a kept tape only saves time
 ABANDONED_S = 3600.0  # a temporary file that is older was left by a process that was killed
 
 
+def load_lanes(
+    plan: Plan, weights: Weights, config: ModelConfig, allocate: Allocate, progress: Progress
+) -> tuple[Tape, ...]:
+    """The tapes of all lanes of a plan. The first has the embedding table."""
+    lanes = plan.program.lanes
+    shard = Shard(config, lanes)
+    sources = [LaneWeights(weights, shard, lane) for lane in range(lanes)] if lanes > 1 else [weights]
+    tapes = [allocate_tape(plan, source, allocate, has_table=lane == 0) for lane, source in enumerate(sources)]
+    with bar(progress, sum(_size(tape) for tape in tapes), "loading"):
+        for tape, source in zip(tapes, sources, strict=True):
+            _load(tape, source, progress)
+    return tuple(tapes)
+
+
 def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progress) -> Tape:
-    """The tape of a plan: read from the cache where it was kept, else packed from the weights."""
+    """The tape of a plan with one lane."""
     tape = allocate_tape(plan, weights, allocate)
-    pieces = list(_pieces(tape))
-    size = sum(piece.nbytes for _, piece in pieces)
-    path = _path(plan, weights) if weights.widened else None
-    with bar(progress, size, "loading"):
-        if path and path.exists() and path.stat().st_size == size and _read(path, pieces, progress):
-            return tape
-        pack_tape(tape, weights, progress.advance)
+    with bar(progress, _size(tape), "loading"):
+        _load(tape, weights, progress)
+    return tape
+
+
+def _load(tape: Tape, weights: Weights, progress: Progress) -> None:
+    """Fill a tape: from the cache where it was kept, else from the weights."""
+    pieces, size = list(_pieces(tape)), _size(tape)
+    path = _path(tape.plan, weights) if weights.widened else None
+    if path and path.exists() and path.stat().st_size == size and _read(path, pieces, progress):
+        return
+    pack_tape(tape, weights, progress.advance)
     if path and _has_room(size):
         # Not a daemon thread: a program that ends right away waits for it, and leaves a complete file.
-        threading.Thread(target=_keep, args=(path, pieces), name="keep tape").start()
-    return tape
+        kept = KEPT * tape.plan.program.lanes
+        threading.Thread(target=_keep, args=(path, pieces, kept), name="keep tape").start()
+
+
+def _size(tape: Tape) -> int:
+    return sum(piece.nbytes for _, piece in _pieces(tape))
 
 
 def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
@@ -85,10 +110,10 @@ def _read(path: Path, pieces: list[tuple[int, Bytes]], progress: Progress) -> bo
     return True
 
 
-def _keep(path: Path, pieces: list[tuple[int, Bytes]]) -> None:
-    """Write the file. A failure is not reported: the next start packs the tape again."""
+def _keep(path: Path, pieces: list[tuple[int, Bytes]], kept: int) -> None:
+    """Write the file, one of ``kept`` that stay. A failure is not reported: the next start packs the tape again."""
     try:
-        _make_room(path.parent)
+        _make_room(path.parent, kept)
         with atomic_write(path) as file:
             for _, piece in sorted(pieces, key=lambda item: item[0]):
                 file.write(piece.data)
@@ -96,10 +121,10 @@ def _keep(path: Path, pieces: list[tuple[int, Bytes]]) -> None:
         pass
 
 
-def _make_room(folder: Path) -> None:
+def _make_room(folder: Path, kept: int) -> None:
     """Delete all but the most recently used tapes, and temporary files that a killed process has left."""
     files = sorted(folder.glob("*.tiles"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for old in files[KEPT - 1 :]:
+    for old in files[kept - 1 :]:
         old.unlink()
     for left in folder.glob(".*.tmp"):
         if time.time() - left.stat().st_mtime > ABANDONED_S:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from monolane.program import sample
 from monolane.program.layout import Layout
-from monolane.program.stage import Attend, Embed, Merge, Norm, Output, Program, Project, Sample, Stage
+from monolane.program.stage import Attend, Combine, Embed, Merge, Norm, Output, Program, Project, Sample, Stage
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 
@@ -113,6 +113,10 @@ def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], pro
             for name, norm in (("q_norm", stage.q_norm), ("k_norm", stage.k_norm)):
                 if norm:
                     offsets[name], eps = constants[norm.weight.name], norm.eps
+        case Combine():
+            kind, reads, writes = "kCombine", buffers[stage.reads], buffers[stage.writes]
+            if stage.norm:
+                offsets["norm"], eps = constants[stage.norm.weight.name], stage.norm.eps
         case Sample():
             kind, reads = "kSample", buffers[stage.reads]
     fields |= {"reads": str(reads), "writes": str(writes), "residual": str(residual), "projection": str(projection)}

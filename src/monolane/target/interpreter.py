@@ -20,14 +20,14 @@ from monolane.target.base import Finish, Request, Token
 class InterpreterTarget:
     """Runs a plan in NumPy. It has one KV cache."""
 
-    def __init__(self, tape: Tape, context: int) -> None:
+    def __init__(self, tapes: Sequence[Tape], context: int) -> None:
         self.name = "interpreter (NumPy)"
         self.context = context
         self.caches = 1
         self.stall_s = math.inf
-        self.bytes_per_token = tape.plan.bytes_per_token
-        self._tape = tape
-        self._interpreter = Interpreter(tape, context)
+        self.bytes_per_token = sum(tape.plan.bytes_per_token for tape in tapes)
+        self._tapes = tapes
+        self._interpreter = Interpreter(tapes, context)
         self._running = threading.Lock()
 
     def run(self, request: Request) -> InterpreterRun:
@@ -39,7 +39,7 @@ class InterpreterTarget:
         """Does nothing: there is only one KV cache."""
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        return Interpreter(self._tape, self.context).logits(tokens)
+        return Interpreter(self._tapes, self.context).logits(tokens)
 
     def close(self) -> None:
         pass

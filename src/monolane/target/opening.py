@@ -15,7 +15,7 @@ from monolane.program.check import check
 from monolane.program.plan import Plan, make_plan
 from monolane.program.stage import PASS_ROWS, CacheFormat, Program
 from monolane.program.tape import constant_offsets
-from monolane.program.tape_store import load_tape
+from monolane.program.tape_store import load_lanes
 from monolane.progress import Progress, Silent
 from monolane.target.base import Target
 from monolane.target.caches import resident_caches
@@ -36,17 +36,33 @@ if TYPE_CHECKING:
 DEVICES = ("auto", "cuda", "cpu", "interpreter")
 DEFAULT_CONTEXT = 8192  # tokens, if the model allows as many and the user chooses nothing else
 MAX_WORKERS = 1024
+MAX_LANES = 64
 ENTRY_BYTES = ctypes.sizeof(Entry)
 
 
-def plan_for(config: ModelConfig, workers: int | None = None, cache_format: CacheFormat = "bf16") -> Plan:
-    """The plan that ``open_target`` runs on a CPU, checked. ``workers`` may be more than this machine has cores."""
+def plan_for(
+    config: ModelConfig, workers: int | None = None, cache_format: CacheFormat = "bf16", lanes: int | None = None
+) -> Plan:
+    """The plan that ``open_target`` runs on a CPU, checked. ``workers`` may be more than this machine has cores. With
+    several lanes it is the plan of each lane: they share the workers evenly, and each has one at least."""
     workers = len(machine.processors()) if workers is None else workers
     if not 1 <= workers <= MAX_WORKERS:
         raise UsageError(f"{workers} workers are not possible.", f"Choose between 1 and {MAX_WORKERS} workers.")
-    plan = make_plan(build_program(config, cache_format), LAYOUT, workers)
+    lanes = choose_lanes(config, lanes)
+    plan = make_plan(build_program(config, cache_format, lanes=lanes), LAYOUT, max(1, workers // lanes))
     check(plan)
     return plan
+
+
+def choose_lanes(config: ModelConfig, asked: int | None) -> int:
+    """The number of lanes: a Laneformer's own; of any other model as many as are asked for."""
+    own = config.lanes.count if config.lanes else None
+    if own is not None and asked not in (None, own):
+        raise UsageError(f"This model has {own} lanes, not {asked}.", "Leave the number of lanes out.")
+    lanes = own or (1 if asked is None else asked)
+    if not 1 <= lanes <= MAX_LANES:
+        raise UsageError(f"{lanes} lanes are not possible.", f"Choose between 1 and {MAX_LANES} lanes.")
+    return lanes
 
 
 def open_target(
@@ -57,6 +73,7 @@ def open_target(
     workers: int | None = None,
     context: int | None = None,
     cache_format: CacheFormat = "bf16",
+    lanes: int | None = None,
     progress: Progress | None = None,
 ) -> Target:
     """Compile the kernel, allocate memory and pack the tape. ``progress`` shows the loading, and notes for the user."""
@@ -64,11 +81,12 @@ def open_target(
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     context = choose_context(config.context, context)
+    device = device_for_lanes(config, lanes, device, progress)
     gpu = _choose_gpu(device, workers, progress)
     if gpu is not None:
         return open_cuda(config, weights, context, gpu, progress)
     require_processors(workers)
-    plan = plan_for(config, workers, cache_format)
+    plan = plan_for(config, workers, cache_format, lanes)
     require_memory(plan, context)
     compiler = None if device == "interpreter" else find_compiler()
     if compiler is None:
@@ -77,16 +95,30 @@ def open_target(
                 "No C++ compiler was found (CXX, c++, g++, clang++, the ziglang package): running in the interpreter, "
                 "which is very slow. Install one, for example: pip install ziglang"
             )
-        return InterpreterTarget(load_tape(plan, weights, allocate, progress), context)
+        return InterpreterTarget(load_lanes(plan, weights, config, allocate, progress), context)
     level = machine.vector_level()
     library = Library(build(generate(plan.program), compiler, level))
-    tape = load_tape(plan, weights, allocate, progress)
-    cores = machine.processors()
-    pinned = cores[: plan.workers] if plan.workers <= len(cores) else None
+    tapes = load_lanes(plan, weights, config, allocate, progress)
+    cores, lanes = machine.processors(), plan.program.lanes
+    # With fewer cores than lanes, a thread runs several lanes.
+    threads = plan.workers * lanes if plan.workers > 1 else min(lanes, len(cores) if workers is None else workers)
+    pinned = cores[:threads] if threads <= len(cores) else None
     if pinned is None:
-        progress.note(f"{plan.workers} workers share {len(cores)} cores: that is slower than one worker per core.")
+        progress.note(f"{threads} workers share {len(cores)} cores: that is slower than one worker per core.")
     caches = resident_caches(sum(cache_sizes(plan.program, context)), machine.available_memory())
-    return CpuTarget(library, tape, context, pinned, f"cpu ({plan.workers} x {level.name})", caches=caches)
+    name = f"cpu ({threads} x {level.name}" + (f", {lanes} lanes)" if lanes > 1 else ")")
+    return CpuTarget(library, tapes, context, threads, pinned, name, caches=caches)
+
+
+def device_for_lanes(config: ModelConfig, lanes: int | None, device: str, progress: Progress) -> str:
+    """The device for that many lanes: with several of them no GPU, which cannot run them yet."""
+    if choose_lanes(config, lanes) == 1:
+        return device
+    if device == "cuda":
+        raise UsageError("Lanes do not run on a GPU yet.", "Use --device cpu, or one lane.")
+    if device == "auto" and find_gpu() is not None:
+        progress.note("Lanes do not run on a GPU yet: running on the CPU.")
+    return "cpu" if device == "auto" else device
 
 
 def _choose_gpu(device: str, workers: int | None, progress: Progress) -> Device | None:
@@ -125,12 +157,11 @@ def memory_needed(plan: Plan, context: int) -> dict[str, int]:
     """Bytes of memory that a loaded model takes, by purpose."""
     program = plan.program
     _, constants = constant_offsets(program)
+    buffers = _buffer_bytes(program, context) + plan.workers * 4 * PASS_ROWS * _widest(plan)
     return {
-        "weights": plan.bytes_per_token + 4 * constants + _table_bytes(program),
+        "weights": program.lanes * (plan.bytes_per_token + 4 * constants) + _table_bytes(program),
         "cache": sum(cache_sizes(program, context)),
-        "buffers": _buffer_bytes(program, context)
-        + plan.workers * 4 * PASS_ROWS * _widest(plan)
-        + ENTRY_BYTES * context,
+        "buffers": program.lanes * buffers + ENTRY_BYTES * context,
     }
 
 

@@ -39,6 +39,7 @@ class Options:
     api_key: str | None = field(default=None, repr=False)
     device: str = "auto"
     workers: int | None = None
+    lanes: int | None = None
     contexts: tuple[int, ...] = ()
     tokens: int | None = None  # None: the default of the device
     rounds: int = 5
@@ -70,6 +71,7 @@ class Options:
         words += ["--server", self.server] if self.server else []
         words += ["--device", self.device] if self.device != "auto" else []
         words += ["--workers", str(self.workers)] if self.workers else []
+        words += ["--lanes", str(self.lanes)] if self.lanes else []
         words += ["--context", ",".join(map(lengths.spelled, self.contexts))] if self.contexts else []
         words += ["--tokens", str(self.tokens)] if self.tokens else []
         words += ["--workflow", str(self.workflow)] if self.workflow else ["--rounds", str(self.rounds)]
@@ -174,7 +176,13 @@ def _opened(
     from monolane.target import open_target
 
     target = open_target(
-        model.config, model.weights, device=options.device, workers=options.workers, context=context, progress=progress
+        model.config,
+        model.weights,
+        device=options.device,
+        workers=options.workers,
+        lanes=options.lanes,
+        context=context,
+        progress=progress,
     )
     with closing(target), closing(look_around(kind, options.workers)) as around:
         yield Subject(name, model, target, options.shape is None), around

@@ -69,6 +69,8 @@ def settings_of(config: ModelConfig) -> tuple[str, Any]:
     if config.rope.factors is not None or len(windows) > 1 or (windows and config.family == "llama"):
         raise PeerMissingError("its model of this family has no such rope scaling or windows")
     name = next(family.architecture for family in FAMILIES if family.name == config.family)
+    if name is None:
+        raise PeerMissingError(f"it has no models of the family {config.family}")
     kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
     settings = getattr(transformers, f"{name.removesuffix('ForCausalLM')}Config")(
         hidden_size=config.hidden,

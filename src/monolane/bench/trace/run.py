@@ -53,6 +53,7 @@ class Options:
     workers: int | None
     out: Path | None  # where the trace for Perfetto is written
     picture: Path | None
+    lanes: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.tokens <= MOST_TOKENS:
@@ -79,7 +80,13 @@ def measure(name: str, config: ModelConfig, weights: Weights, options: Options, 
         )
     context = min(config.context, CONTEXT)
     target = open_target(
-        config, weights, device=options.device, workers=options.workers, context=context, progress=progress
+        config,
+        weights,
+        device=options.device,
+        workers=options.workers,
+        lanes=options.lanes,
+        context=context,
+        progress=progress,
     )
     with closing(target):
         if not isinstance(target, Stamping):

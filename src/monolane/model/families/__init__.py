@@ -14,6 +14,7 @@ _FILES = (
     "mistral",
     "qwen2",
     "qwen3",
+    "laneformer",
 )
 
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in _FILES)
@@ -28,9 +29,10 @@ def family_of_huggingface(settings: Settings) -> Family:
     for family in FAMILIES:
         if family.name == kind:
             # Classifiers and models without a head have the same model_type, but other tensors.
-            if isinstance(architectures, list) and architectures and family.architecture not in architectures:
+            wanted = family.architecture
+            if wanted and isinstance(architectures, list) and architectures and wanted not in architectures:
                 raise UnsupportedModelError(
-                    f"{settings.source}: {architectures[0]!r} is not supported, only {family.architecture}.",
+                    f"{settings.source}: {architectures[0]!r} is not supported, only {wanted}.",
                     _HINT,
                 )
             return family

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.config import ModelConfig, Rope
 from monolane.model.families.keys import refuse_unsupported_gguf_keys, refuse_unsupported_keys
-from monolane.model.families.names import gguf_name
+from monolane.model.families.names import gguf_name, huggingface_name
 from monolane.model.families.rope import linear_rope, read_rope
 from monolane.model.settings import Settings
+from monolane.model.tensors import StoredTensor
+from monolane.model.weights import Weights
 
 # Limits that no model exceeds. They bound every size that is computed from a config.
 HIDDEN_LIMIT = 1 << 17
@@ -34,8 +36,12 @@ class Family:
     """
 
     name: str  # also the ``model_type`` of a Hugging Face config
-    architecture: str  # as in the ``architectures`` of a Hugging Face config
+    architecture: (
+        str | None
+    )  # as in the ``architectures`` of a Hugging Face config; None: transformers has no such class
     refine: Callable[[Settings, ModelConfig], ModelConfig]
+    file_name: Callable[[str], str] = huggingface_name  # of a tensor in a safetensors file, by its canonical name
+    weights: Callable[[Mapping[str, StoredTensor], ModelConfig], Weights] | None = None  # None: as they are stored
     gguf_architecture: str | None = None  # None: GGUF files of this family have another family's name
     gguf_interleaved: bool = False  # in GGUF files, rows of q and k are ordered for RoPE over neighbouring pairs
     qkv_bias: bool = False  # every model of the family has these biases

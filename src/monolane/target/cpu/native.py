@@ -21,7 +21,7 @@ from monolane.target.base import Request
 @cpp.pointers(
     segments="const Segment*",
     tapes="const uint8_t* const*",
-    constants="const float*",
+    constants="const float* const*",
     table="const uint16_t*",
     processors="const int32_t*",
 )
@@ -29,20 +29,22 @@ class Setup(Structure):
     """What the host prepares once for a loaded model."""
 
     _fields_ = [
-        ("workers", c_int32),
+        ("workers", c_int32),  # of a lane
+        ("threads", c_int32),  # one per worker of all lanes; or fewer, where every lane has one worker
         ("context", c_int32),
-        ("segments", c_void_p),  # [worker][projection]
-        ("tapes", c_void_p),  # [worker]
-        ("constants", c_void_p),  # norm weights and biases
+        ("unused", c_int32),
+        ("segments", c_void_p),  # [worker][projection], the same for all lanes
+        ("tapes", c_void_p),  # [lane][worker]
+        ("constants", c_void_p),  # [lane]: norm weights and biases
         ("table", c_void_p),  # the embedding where it is not tied to the head, else null
-        ("processors", c_void_p),  # one per worker, or null: workers are not pinned
+        ("processors", c_void_p),  # one per thread, or null: threads are not pinned
         ("deadline_s", c_double),  # a worker without a beat for this long is stuck, see csrc/pulse.hpp
     ]
 
 
 @cpp.pointers(keys="void*", values="void*")
 class Cache(Structure):
-    """The addresses of one KV cache."""
+    """The addresses of one KV cache; that of a lane follows that of the lane before."""
 
     _fields_ = [("keys", c_void_p), ("values", c_void_p)]
 
@@ -72,26 +74,30 @@ class Arguments:
 
 
 def make_setup(
-    tape: Tape,
+    tapes: Sequence[Tape],
     context: int,
+    threads: int,
     processors: Sequence[int] | None,
     deadline_s: float,
 ) -> Arguments:
-    plan = tape.plan
+    plan, table = tapes[0].plan, tapes[0].table
     segments = structs.segment_table(plan)
-    tapes = (c_void_p * plan.workers)(*(part.ctypes.data for part in tape.workers))
-    pinned = (c_int32 * plan.workers)(*processors) if processors else None
+    parts = [part.ctypes.data for tape in tapes for part in tape.workers]
+    addresses = (c_void_p * len(parts))(*parts)
+    constants = (c_void_p * len(tapes))(*(tape.constants.values.ctypes.data for tape in tapes))
+    pinned = (c_int32 * threads)(*processors) if processors else None
     setup = Setup(
         workers=plan.workers,
+        threads=threads,
         context=context,
         segments=ctypes.addressof(segments),
-        tapes=ctypes.addressof(tapes),
-        constants=tape.constants.values.ctypes.data,
-        table=tape.table.ctypes.data if tape.table is not None else None,
+        tapes=ctypes.addressof(addresses),
+        constants=ctypes.addressof(constants),
+        table=table.ctypes.data if table is not None else None,
         processors=ctypes.addressof(pinned) if pinned else None,
         deadline_s=deadline_s,
     )
-    return Arguments(setup, (tape, segments, tapes, pinned))
+    return Arguments(setup, (tapes, segments, addresses, constants, pinned))
 
 
 def make_request(request: Request, logits: NDArray[np.float32] | None = None) -> Arguments:

@@ -28,13 +28,14 @@ _abandoned: list[object] = []  # memory that is never freed, because a stuck wor
 
 
 class CpuTarget:
-    """A compiled kernel with its tape and ``caches`` KV caches."""
+    """A compiled kernel with the tapes of its lanes and ``caches`` KV caches, on ``threads`` threads."""
 
     def __init__(
         self,
         library: native.Library,
-        tape: Tape,
+        tapes: Sequence[Tape],
         context: int,
+        threads: int,
         processors: Sequence[int] | None,
         description: str,
         deadline_s: float = DEADLINE_S,
@@ -44,12 +45,14 @@ class CpuTarget:
         self.context = context
         self.caches = caches
         self.stall_s = deadline_s + NAMED_S
-        self.bytes_per_token = tape.plan.bytes_per_token
-        self.program = tape.plan.program
-        self._workers = tape.plan.workers
+        plan = tapes[0].plan
+        self.bytes_per_token = plan.bytes_per_token * len(tapes)
+        self.program = plan.program
+        self.lane_workers = plan.workers
+        self._workers = plan.workers * len(tapes)
         self._library = library
         self._caches = [Cache(self.program, context) for _ in range(caches)]
-        self._setup = native.make_setup(tape, context, processors, deadline_s)
+        self._setup = native.make_setup(tapes, context, threads, processors, deadline_s)
         self._engine: int | None = library.open(self._setup)
         self._users = 0  # calls into the engine that have not returned
         self._idle = threading.Condition()
@@ -167,7 +170,7 @@ class CpuRun:
             where = self._target.program.stages[stage]
             layer = getattr(where, "layer", None)
             raise TargetError(
-                f"Worker {missing} got stuck: worker {worker} waited for it at stage {where.name!r}"
+                f"{self._name(missing)} got stuck: {self._name(worker).lower()} waited for it at stage {where.name!r}"
                 + (f" of layer {layer}." if layer is not None else "."),
                 "Load the model again; use fewer workers if the machine is very busy.",
             )
@@ -175,12 +178,16 @@ class CpuRun:
             raise TargetError("The model produced logits that are not numbers.", "Its weights are probably damaged.")
         return structs.FINISHES[structs.Status(status)]
 
+    def _name(self, worker: int) -> str:
+        lane, rank = divmod(worker, self._target.lane_workers)
+        return f"Worker {rank} of lane {lane}" if self._target.program.lanes > 1 else f"Worker {worker}"
+
 
 class Cache:
-    """One KV cache. Its memory becomes resident as it is filled."""
+    """One KV cache, of all lanes. Its memory becomes resident as it is filled."""
 
     def __init__(self, program: Program, context: int) -> None:
-        self._heads = program.layers * program.attention.kv_heads
+        self._heads = program.lanes * program.layers * program.attention.kv_heads
         self._split = program.attention.split
         self._splits = program.attention.splits(context)
         self._keys, self._values = (allocate(size, huge=False) for size in cache_sizes(program, context))
@@ -197,6 +204,6 @@ class Cache:
 def cache_sizes(program: Program, context: int) -> tuple[int, int]:
     """Bytes of keys and of values: whole splits of positions; the values of a position are padded to whole vectors."""
     shape = program.attention
-    positions = program.layers * shape.kv_heads * shape.splits(context) * shape.split
+    positions = program.lanes * program.layers * shape.kv_heads * shape.splits(context) * shape.split
     element = 2 if shape.cache_format == "bf16" else 4
     return positions * shape.head_dim * element, positions * -(-shape.head_dim // 16) * 16 * element

@@ -3,7 +3,7 @@
 
 namespace monolane {
 
-enum class Kind : int { kEmbed, kProject, kAttend, kSample };
+enum class Kind : int { kEmbed, kProject, kAttend, kSample, kCombine };
 enum class Input : int { kPlain, kNorm, kMerge };
 enum class Output : int { kStore, kResidual, kGate, kLogits };
 

@@ -22,11 +22,11 @@ constexpr int kQueries = kHeads * kHeadDim;
 constexpr int kKeys = kKvHeads * kHeadDim;
 
 struct CacheView {  // one layer, one KV head
-  CacheView(const Shared& shared, int layer, int head) {
-    const int64_t positions = shared.splits * kSplit;
-    const int64_t base = (static_cast<int64_t>(layer) * kKvHeads + head) * positions;
-    keys = static_cast<Cached*>(shared.cache.keys) + base * kHeadDim;
-    values = static_cast<Cached*>(shared.cache.values) + base * kHeadStride;
+  CacheView(const Lane& lane, int layer, int head) {
+    const int64_t positions = lane.splits * kSplit;
+    const int64_t base = ((static_cast<int64_t>(lane.index) * kLayers + layer) * kKvHeads + head) * positions;
+    keys = static_cast<Cached*>(lane.cache.keys) + base * kHeadDim;
+    values = static_cast<Cached*>(lane.cache.values) + base * kHeadStride;
   }
   Cached* key(int64_t position, int d) const {
     return keys + (position / kVectorFloats * kHeadDim + d) * kVectorFloats + position % kVectorFloats;
@@ -36,17 +36,17 @@ struct CacheView {  // one layer, one KV head
 };
 
 // QK norm (where the model has one) and RoPE of the query or key vector of one head. `row`: row of the pass.
-inline void rotate(const Shared& shared, const float* in, int norm, float eps, int row, float* out) {
+inline void rotate(const Lane& lane, const float* in, int norm, float eps, int row, float* out) {
   alignas(64) float x[kHeadStride] = {};
   std::copy(in, in + kHeadDim, x);
   if (norm != kNone) {
     const float scale = inverse_rms(x, kHeadDim, eps);
-    const float* weight = shared.setup.constants + norm;
+    const float* weight = lane.constants + norm;
     for (int d = 0; d < kHeadDim; d++) x[d] = x[d] * scale * weight[d];
   }
   constexpr int kHalf = kHeadDim / 2;
-  const float* cosine = shared.cosines.get() + row * kHalf;
-  const float* sine = shared.sines.get() + row * kHalf;
+  const float* cosine = lane.cosines.get() + row * kHalf;
+  const float* sine = lane.sines.get() + row * kHalf;
   for (int i = 0; i < kHalf; i++) {
     out[i] = x[i] * cosine[i] - x[i + kHalf] * sine[i];
     out[i + kHalf] = x[i + kHalf] * cosine[i] + x[i] * sine[i];
@@ -54,9 +54,9 @@ inline void rotate(const Shared& shared, const float* in, int norm, float eps, i
 }
 
 // Appends the new key and value of one row and one KV head to the cache.
-inline void append(const Shared& shared, const Stage& stage, const CacheView& cache, const float* qkv, int head, int row, int64_t position) {
+inline void append(const Lane& lane, const Stage& stage, const CacheView& cache, const float* qkv, int head, int row, int64_t position) {
   alignas(64) float key[kHeadStride] = {};
-  rotate(shared, qkv + kQueries + head * kHeadDim, stage.k_norm, stage.eps, row, key);
+  rotate(lane, qkv + kQueries + head * kHeadDim, stage.k_norm, stage.eps, row, key);
   const float* value = qkv + kQueries + kKeys + head * kHeadDim;
   for (int d = 0; d < kHeadDim; d++) {
     put(cache.key(position, d), key[d]);
@@ -120,34 +120,34 @@ inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStr
 }
 
 template <int kCount>
-inline void attend_heads(Shared& shared, const Stage& stage, const CacheView& cache, int row, int first_head, int64_t split, int64_t begin,
+inline void attend_heads(Lane& lane, const Stage& stage, const CacheView& cache, int row, int first_head, int64_t split, int64_t begin,
                          int64_t end) {
   alignas(64) float queries[kCount][kHeadStride] = {};
   float* partials[kCount];
   for (int q = 0; q < kCount; q++) {
-    rotate(shared, shared.row(stage.reads, row) + (first_head + q) * kHeadDim, stage.q_norm, stage.eps, row, queries[q]);
-    partials[q] = shared.partial(stage.writes, row, split, first_head + q);
+    rotate(lane, lane.row(stage.reads, row) + (first_head + q) * kHeadDim, stage.q_norm, stage.eps, row, queries[q]);
+    partials[q] = lane.partial(stage.writes, row, split, first_head + q);
   }
   attend_split<kCount>(cache, queries, begin, end, partials);
 }
 
 inline void attend(Worker& worker, const Stage& stage, const Pass& pass) {
-  Shared& shared = worker.shared;
+  Lane& lane = worker.lane;
   const int64_t first = first_seen(pass.start, stage.window) / kSplit, last = (pass.start + pass.rows - 1) / kSplit;
-  for (int64_t item = worker.id; item < (last - first + 1) * kKvHeads; item += shared.setup.workers) {
+  for (int64_t item = worker.rank; item < (last - first + 1) * kKvHeads; item += lane.setup.workers) {
     const int64_t split = first + item / kKvHeads;
     const int head = static_cast<int>(item % kKvHeads);
-    const CacheView cache(shared, stage.layer, head);
+    const CacheView cache(lane, stage.layer, head);
     for (int p = 0; p < pass.rows; p++)
-      if ((pass.start + p) / kSplit == split) append(shared, stage, cache, shared.row(stage.reads, p), head, p, pass.start + p);
+      if ((pass.start + p) / kSplit == split) append(lane, stage, cache, lane.row(stage.reads, p), head, p, pass.start + p);
     for (int p = 0; p < pass.rows; p++) {
       const int64_t begin = std::max(first_seen(pass.start + p, stage.window), split * kSplit);
       const int64_t end = std::min(pass.start + p + 1, (split + 1) * kSplit);
       if (begin >= end) continue;
       int q = head * kQueriesPerKv;
       for (; q + kTogether <= (head + 1) * kQueriesPerKv; q += kTogether)
-        attend_heads<kTogether>(shared, stage, cache, p, q, split, begin, end);
-      for (; q < (head + 1) * kQueriesPerKv; q++) attend_heads<1>(shared, stage, cache, p, q, split, begin, end);
+        attend_heads<kTogether>(lane, stage, cache, p, q, split, begin, end);
+      for (; q < (head + 1) * kQueriesPerKv; q++) attend_heads<1>(lane, stage, cache, p, q, split, begin, end);
     }
     worker.beat();
   }

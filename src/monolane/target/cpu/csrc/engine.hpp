@@ -1,6 +1,9 @@
 // The engine: worker threads that serve one request after the other. A request runs prefill passes of up to kPassRows = 16 rows, then decode passes of
 // 1 row; the workers sample every token and check the stop conditions. The host starts a request, reads its tokens, and may set an abort flag, which
 // is read once per pass. The C functions at the end are the interface to native.py.
+//
+// Every lane has as many workers as every other, and all lanes run the same passes. Lane 0 gives tokens to the host. A thread runs one worker, or, where
+// there are fewer threads than lanes, the only worker of several lanes, stage by stage.
 #pragma once
 #include <condition_variable>
 #include <mutex>
@@ -12,6 +15,7 @@
 
 #include "attend.hpp"
 #include "embed.hpp"
+#include "exchange.hpp"
 #include "project.hpp"
 #include "sample.hpp"
 #include "trace.hpp"
@@ -20,10 +24,14 @@ namespace monolane {
 
 class Engine {
  public:
-  explicit Engine(const Setup& setup) : shared_(setup), sampler_(setup.workers, shared_.handoff), entries_(setup.context) {
-    for (int w = 0; w < setup.workers; w++) watches_.emplace_back(shared_.handoff.pulse(w));
+  explicit Engine(const Setup& setup) : setup_(setup), handoff_(kLanes, setup.workers, setup.deadline_s), entries_(setup.context) {
+    for (int lane = 0; lane < kLanes; lane++) {
+      lanes_.push_back(std::make_unique<Lane>(lane, setup_, board_));
+      samplers_.push_back(std::make_unique<Sampler>(lane * setup.workers, setup.workers, handoff_));
+    }
+    for (int w = 0; w < kLanes * setup.workers; w++) watches_.emplace_back(handoff_.pulse(w));
     try {
-      for (int w = 0; w < setup.workers; w++) threads_.emplace_back([this, w] { serve(w); });
+      for (int t = 0; t < setup.threads; t++) threads_.emplace_back([this, t] { serve(t); });
     } catch (...) {  // a thread could not be created: the threads that run must end before the members they wait on are destroyed
       close();
       throw;
@@ -48,13 +56,18 @@ class Engine {
     std::lock_guard lock(mutex_);
     if (working_ != 0 || status_ == kStuck) return 0;
     request_ = request;
-    shared_.cache = cache;
     trace_ = trace;
-    sampler_.begin(request);
+    for (int lane = 0; lane < kLanes; lane++) {
+      lanes_[lane]->cache = cache;
+      lanes_[lane]->made = 0;
+      lanes_[lane]->leave_at = Lane::kNever;
+      samplers_[lane]->begin(request);
+    }
     made_ = 0;
-    leave_at_ = kNever;
+    aborted_pass_ = INT64_MAX;
+    begun_ = 0;
     status_ = kRunning;
-    working_ = shared_.setup.workers;
+    working_ = setup_.threads;
     start_ns_ = now_ns();
     round_++;
     wake_workers_.notify_all();
@@ -87,28 +100,31 @@ class Engine {
     return steps_;
   }
 
-  Stall stall() const { return shared_.handoff.stall(); }
+  Stall stall() const { return handoff_.stall(); }
 
  private:
-  static constexpr uint64_t kNever = UINT64_MAX;
+  using Workers = std::vector<std::unique_ptr<Worker>>;
 
   bool ended() const { return status_ == kStuck || (status_ != kRunning && working_ == 0); }
 
   // Whether this worker's latest hand-off was the last one of the request. The number of the hand-off decides, not a flag: a fast worker may already
   // have ended the request at the next hand-off while a slow worker still evaluates this one.
-  bool left(const Worker& worker) const { return leave_at_ <= shared_.handoff.step(worker.id); }
+  bool left(const Worker& worker) const { return worker.lane.leave_at <= handoff_.step(worker.id); }
 
-  void serve(int index) {
-    pin(index);
-    shared_.handoff.pulse(index).begin();
-    Worker worker(index, shared_);
+  void serve(int thread) {
+    pin(thread);
+    Workers workers;
+    for (int w = thread; w < kLanes * setup_.workers; w += setup_.threads) {
+      handoff_.pulse(w).begin();
+      workers.push_back(std::make_unique<Worker>(w, w % setup_.workers, *lanes_[w / setup_.workers], handoff_));
+    }
     for (int64_t round = 1;; round++) {
       {
         std::unique_lock lock(mutex_);
         wake_workers_.wait(lock, [&] { return closing_ || round_ >= round; });
         if (closing_) return;
       }
-      const bool together = work(worker);
+      const bool together = work(workers);
       std::lock_guard lock(mutex_);
       if (!together) status_ = kStuck;
       working_--;
@@ -117,90 +133,130 @@ class Engine {
     }
   }
 
-  void pin(int index) {
+  void pin(int thread) {
 #if defined(__linux__)
-    if (!shared_.setup.processors) return;
+    if (!setup_.processors) return;
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(shared_.setup.processors[index], &set);
+    CPU_SET(setup_.processors[thread], &set);
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // a refusal costs speed, not correctness
 #endif
   }
 
-  // Runs one request; every worker calls this. Returns false when a hand-off has failed because a worker is stuck.
-  bool work(Worker& worker) {
-    int64_t position = request_.cached;
-    while (position < request_.token_count) {
+  // Runs one request; every thread calls this. Returns false when a hand-off has failed because a worker is stuck.
+  bool work(Workers& workers) {
+    int64_t position = request_.cached, number = 0;
+    for (; position < request_.token_count; number++) {
       Pass pass;
+      pass.number = number;
       pass.start = position;
       pass.rows = static_cast<int>(std::min<int64_t>(kPassRows, request_.token_count - position));
       std::copy_n(request_.tokens + position, pass.rows, pass.tokens);
       const bool last = position + pass.rows == request_.token_count;
       pass.logits_from = request_.all_logits ? 0 : pass.rows - (last ? 1 : 0);
-      if (!run(worker, pass)) return false;
-      if (left(worker)) return true;
+      if (!run(workers, pass)) return false;
+      if (left(*workers[0])) return true;
       position += pass.rows;
     }
     if (request_.all_logits) {
-      if (worker.id == 0) finish(worker, kLengthReached);
+      if (workers[0]->id == 0) finish(*workers[0], kLengthReached);
       return true;
     }
-    for (;; position++) {
-      Pass pass{position, 1, 0, {entries_[made_.load() - 1].token}};
-      if (!run(worker, pass)) return false;
-      if (left(worker)) return true;
+    for (;; position++, number++) {
+      Pass pass{number, position, 1, 0, {workers[0]->lane.token}};
+      if (!run(workers, pass)) return false;
+      if (left(*workers[0])) return true;
     }
   }
 
-  bool run(Worker& worker, const Pass& pass) {
+  bool run(Workers& workers, const Pass& pass) {
     for (int s = 0; s < kStages_; s++) {
-      const Stage& stage = kStages[s];
-      if (pass.logits_from == pass.rows && s >= kStages_ - 2) break;  // the logits of this pass are not needed: no head, no sampling
-      if (worker.id == kStallWorker && s == kStallStage) std::this_thread::sleep_for(std::chrono::seconds(kStallSeconds));
-      mark(worker, pass, s, kHadInput);
-      switch (stage.kind) {
-        case Kind::kEmbed:
-          // Worker 0 reads the abort flag, and all workers leave at the hand-off that follows.
-          if (worker.id == 0 && abort_ == round_) finish(worker, kAborted);
-          embed(worker, stage, pass);
-          break;
-        case Kind::kProject:
-          project(worker, stage, pass);
-          break;
-        case Kind::kAttend:
-          attend(worker, stage, pass);
-          break;
-        case Kind::kSample:
-          if (!sample(worker, s, pass)) return false;
-          break;
+      if (pass.logits_from == pass.rows && s >= kFirstLogitsStage) break;  // the logits of this pass are not needed: no head, no sampling
+      for (auto& worker : workers) {
+        if (worker->id == kStallWorker && s == kStallStage) std::this_thread::sleep_for(std::chrono::seconds(kStallSeconds));
+        mark(*worker, pass, s, kHadInput);
+        if (!begin(*worker, s, pass)) return false;
       }
-      mark(worker, pass, s, kEnded);
-      if (!shared_.handoff.pass(worker.id, s)) return false;
-      if (left(worker)) return true;
+      for (auto& worker : workers) {
+        if (!end(*worker, s, pass)) return false;
+        mark(*worker, pass, s, kEnded);
+        handoff_.announce(worker->id);
+      }
+      for (auto& worker : workers)
+        if (!handoff_.wait(worker->id, s)) return false;
+      if (left(*workers[0])) return true;
     }
     return true;
   }
 
+  // A worker's share of a stage, up to what it sends to other lanes. Returns false when a worker is stuck.
+  bool begin(Worker& worker, int s, const Pass& pass) {
+    const Stage& stage = kStages[s];
+    switch (stage.kind) {
+      case Kind::kEmbed:
+        if (worker.rank == 0 && !check_abort(worker, s, pass)) return false;
+        embed(worker, stage, pass);
+        return true;
+      case Kind::kProject:
+        project(worker, stage, kLanes > 1 ? kStageExchanges[s].slot : kNone, pass);
+        if (kLanes > 1 && stage.output != Output::kStore && stage.output != Output::kGate) worker.send(s);
+        return true;
+      case Kind::kAttend:
+        attend(worker, stage, pass);
+        return true;
+      case Kind::kCombine:
+        offer_stream(worker, s, pass);
+        worker.send(s);
+        return true;
+      case Kind::kSample:
+        return receive_logits(worker, s - 1, s) && sample(worker, s, pass);
+    }
+    return true;
+  }
+
+  // The rest of the stage, which needs what other lanes have sent.
+  bool end(Worker& worker, int s, const Pass& pass) {
+    const Stage& stage = kStages[s];
+    if (stage.kind == Kind::kCombine) return join_streams(worker, s, pass);
+    if (kLanes > 1 && stage.kind == Kind::kProject && stage.output == Output::kResidual) return add_outputs(worker, s, pass);
+    return true;
+  }
+
+  // The first worker of lane 0 reads the abort flag, and the workers of every lane leave at the hand-off that follows. Other lanes may be further than
+  // lane 0, but not by a whole pass: where there are any, they leave in the pass after this one. Returns false when a worker is stuck.
+  bool check_abort(Worker& worker, int s, const Pass& pass) {
+    if (worker.id == 0) {
+      if (abort_ == round_ && aborted_pass_ == INT64_MAX) aborted_pass_ = pass.number + (kLanes > 1);
+      begun_.store(pass.number + 1, std::memory_order_release);
+    } else {
+      // Lane 0 has begun the pass before, so it has decided about this one.
+      if (!handoff_.receive_count(worker.id, 0, begun_, pass.number, s)) return false;
+    }
+    if (aborted_pass_ <= pass.number) finish(worker, kAborted);
+    return true;
+  }
+
   void mark(const Worker& worker, const Pass& pass, int stage, Mark what) const {
-    if (trace_.stamps) write_stamp(trace_, pass.start - request_.token_count, shared_.setup.workers, worker.id, stage, what);
+    if (trace_.stamps) write_stamp(trace_, pass.start - request_.token_count, kLanes * setup_.workers, worker.id, stage, what);
   }
 
   // The sampling stage, or the copy of all logits where the request wants them. Returns false when a hand-off has failed.
-  bool sample(const Worker& worker, int stage, const Pass& pass) {
-    const int logits = kStages[stage].reads;
+  bool sample(Worker& worker, int stage, const Pass& pass) {
+    Lane& lane = worker.lane;
     if (request_.all_logits) {
       for (int p = 0; p < pass.rows && worker.id == 0; p++)
-        std::copy_n(shared_.row(logits, p), kVocab, request_.all_logits + (pass.start - request_.cached + p) * kVocab);
+        std::copy_n(board_.logits(pass, p), kVocab, request_.all_logits + (pass.start - request_.cached + p) * kVocab);
       return true;
     }
     try {
-      Entry& entry = entries_[made_];
-      switch (sampler_.choose(worker.id, stage, shared_.row(logits, 0), pass.start + pass.rows, entry)) {
+      Entry other_lanes;  // nobody reads it
+      Entry& entry = lane.index == 0 ? entries_[lane.made] : other_lanes;
+      switch (samplers_[lane.index]->choose(worker.rank, stage, board_.logits(pass, 0), pass.start + pass.rows, entry)) {
         case Sampler::kMine:
           publish(worker, entry);
           break;
         case Sampler::kNoNumbers:
-          if (worker.id == 0) finish(worker, kNotANumber);
+          if (worker.rank == 0) finish(worker, kNotANumber);
           break;
         case Sampler::kOthers:
           break;
@@ -211,27 +267,34 @@ class Engine {
     return true;
   }
 
-  // Makes a token visible to the host; called by the worker whose share of the vocabulary has the token.
+  // Makes a token known to the lane and, in lane 0, visible to the host; called by the worker whose share of the vocabulary has the token.
   void publish(const Worker& worker, Entry& entry) {
+    Lane& lane = worker.lane;
     entry.time_ns = now_ns();
-    const int64_t made = made_ + 1;
+    lane.token = entry.token;
+    lane.made++;
     const bool stop = std::find(request_.stop_tokens, request_.stop_tokens + request_.stop_count, entry.token) !=
                       request_.stop_tokens + request_.stop_count;
-    if (stop || made == request_.max_tokens) finish(worker, stop ? kStopped : kLengthReached);
+    if (stop || lane.made == request_.max_tokens) finish(worker, stop ? kStopped : kLengthReached);
+    if (lane.index != 0) return;
     std::lock_guard lock(mutex_);
-    made_ = made;
+    made_ = lane.made;
     wake_host_.notify_all();
   }
 
-  // Ends the request; called by one worker. All workers leave at the hand-off that follows.
+  // Ends the request; called by one worker of every lane. The workers of the lane leave at the hand-off that follows.
   void finish(const Worker& worker, Status status) {
+    worker.lane.leave_at = handoff_.step(worker.id) + 1;
+    if (worker.lane.index != 0) return;
     std::lock_guard lock(mutex_);
     status_ = status;
-    leave_at_ = shared_.handoff.step(worker.id) + 1;
   }
 
-  Shared shared_;
-  Sampler sampler_;
+  const Setup setup_;
+  Handoff handoff_;
+  Board board_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Sampler>> samplers_;  // one per lane
   Request request_{};
   Trace trace_{};
   std::vector<Entry> entries_;
@@ -242,7 +305,8 @@ class Engine {
   std::condition_variable wake_workers_, wake_host_;
   std::atomic<int64_t> made_{0};
   std::atomic<int64_t> abort_{0}, round_{0};
-  std::atomic<uint64_t> leave_at_{kNever};
+  std::atomic<uint64_t> begun_{0};  // passes of the request that lane 0 has begun
+  std::atomic<int64_t> aborted_pass_{INT64_MAX};
   int32_t status_ = kStopped;
   int working_ = 0;
   int64_t start_ns_ = 0;

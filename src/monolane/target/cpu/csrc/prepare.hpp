@@ -35,16 +35,16 @@ inline void prepare_norm(const float* in, const float* weight, int cols, float e
 }
 
 // Merges the partial outputs of all splits that the row's position sees, for each query head, by their row maxes and row sums.
-inline void prepare_merge(Shared& shared, const Stage& stage, int row, int64_t position, float* out) {
+inline void prepare_merge(Lane& lane, const Stage& stage, int row, int64_t position, float* out) {
   alignas(64) float merged[round_up(kHeads * kHeadDim, kKBlock) + kHeadStride] = {};
   const int64_t first = first_seen(position, stage.window) / kSplit, last = position / kSplit;
   for (int head = 0; head < kHeads; head++) {
-    float top = shared.partial(stage.reads, row, first, head)[kHeadStride];
-    for (int64_t s = first + 1; s <= last; s++) top = std::fmax(top, shared.partial(stage.reads, row, s, head)[kHeadStride]);
+    float top = lane.partial(stage.reads, row, first, head)[kHeadStride];
+    for (int64_t s = first + 1; s <= last; s++) top = std::fmax(top, lane.partial(stage.reads, row, s, head)[kHeadStride]);
     alignas(64) float value[kHeadStride] = {};
     float total = 0.0f;
     for (int64_t s = first; s <= last; s++) {
-      const float* part = shared.partial(stage.reads, row, s, head);
+      const float* part = lane.partial(stage.reads, row, s, head);
       const float weight = exponential(part[kHeadStride] - top);
       total += weight * part[kHeadStride + 1];
       for (int d = 0; d < kHeadStride; d += kVectorFloats) store(value + d, load(value + d) + splat(weight) * load(part + d));
@@ -56,19 +56,19 @@ inline void prepare_merge(Shared& shared, const Stage& stage, int row, int64_t p
 
 // Prepares rows [first_row, pass.rows) of the pass.
 inline void prepare(Worker& worker, const Stage& stage, const Pass& pass, int first_row) {
-  Shared& shared = worker.shared;
+  Lane& lane = worker.lane;
   const int stride = round_up(stage.cols, kKBlock);
   for (int p = first_row; p < pass.rows; p++) {
     float* out = worker.x.get() + (p - first_row) * stride;
     switch (stage.input) {
       case Input::kNorm:
-        prepare_norm(shared.row(stage.reads, p), shared.setup.constants + stage.norm, stage.cols, stage.eps, out);
+        prepare_norm(lane.row(stage.reads, p), lane.constants + stage.norm, stage.cols, stage.eps, out);
         break;
       case Input::kMerge:
-        prepare_merge(shared, stage, p, pass.start + p, out);
+        prepare_merge(lane, stage, p, pass.start + p, out);
         break;
       case Input::kPlain:
-        lay_out(shared.row(stage.reads, p), stage.cols, out);
+        lay_out(lane.row(stage.reads, p), stage.cols, out);
         break;
     }
   }

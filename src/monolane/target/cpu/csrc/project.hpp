@@ -71,22 +71,31 @@ inline void dot_positions(const uint16_t* tile, const float* x, int stride, int 
 }
 
 // Finishes the eight dot products of a tile with one row of the pass: adds the bias, then stores them, adds them to the residual stream, or applies
-// the gate. Of a gate, even output rows are gate rows and odd ones are up rows. `position`: row of the pass; `logits_row`: row of the logits buffer.
-inline void finish_tile(Shared& shared, const Stage& stage, int64_t first_row, int position, int logits_row, const float* sums) {
-  const float* bias = stage.bias == kNone ? nullptr : shared.setup.constants + stage.bias;
-  const int rows = static_cast<int>(std::min<int64_t>(kTileRows, stage.rows - first_row));
+// the gate. Of a gate, even output rows are gate rows and odd ones are up rows. With several lanes, what goes to the residual stream is only a lane's
+// part of it, which goes to the board; exchange.hpp adds the parts. `position`: row of the pass; `logits_row`: row of the logits.
+inline void finish_tile(Lane& lane, const Stage& stage, int exchange, const Pass& pass, int64_t first_row, int position, int logits_row,
+                        const float* sums) {
+  const float* bias = stage.bias == kNone ? nullptr : lane.constants + stage.bias;
+  int rows = static_cast<int>(std::min<int64_t>(kTileRows, stage.rows - first_row));
   float y[kTileRows];
   for (int r = 0; r < rows; r++) y[r] = bias ? sums[r] + bias[first_row + r] : sums[r];
   switch (stage.output) {
     case Output::kStore:
-      std::copy(y, y + rows, shared.row(stage.writes, position) + first_row);
+      std::copy(y, y + rows, lane.row(stage.writes, position) + first_row);
       break;
-    case Output::kLogits:
-      std::copy(y, y + rows, shared.row(stage.writes, logits_row) + first_row);
+    case Output::kLogits: {
+      const int64_t first_token = static_cast<int64_t>(lane.index) * stage.rows + first_row;
+      rows = static_cast<int>(std::clamp<int64_t>(kVocab - first_token, 0, rows));  // the last lane's head is padded
+      std::copy(y, y + rows, lane.board.logits(pass, logits_row) + first_token);
       break;
+    }
     case Output::kResidual: {
-      const float* residual = shared.row(stage.residual, position) + first_row;
-      float* out = shared.row(stage.writes, position) + first_row;
+      if (exchange != kNone) {
+        std::copy(y, y + rows, lane.board.output(pass, exchange, lane.index, position) + first_row);
+        break;
+      }
+      const float* residual = lane.row(stage.residual, position) + first_row;
+      float* out = lane.row(stage.writes, position) + first_row;
       for (int r = 0; r < rows; r++) out[r] = residual[r] + y[r];
       break;
     }
@@ -94,27 +103,27 @@ inline void finish_tile(Shared& shared, const Stage& stage, int64_t first_row, i
       F16 gate = splat(0.0f);
       for (int r = 0; r < rows / 2; r++) gate[r] = y[2 * r];
       const F16 silu = gate / (splat(1.0f) + exponential(-gate));
-      float* out = shared.row(stage.writes, position) + first_row / 2;
+      float* out = lane.row(stage.writes, position) + first_row / 2;
       for (int r = 0; r < rows / 2; r++) out[r] = silu[r] * y[2 * r + 1];
       break;
     }
   }
 }
 
-inline void project(Worker& worker, const Stage& stage, const Pass& pass) {
+inline void project(Worker& worker, const Stage& stage, int exchange, const Pass& pass) {
   const int first = stage.output == Output::kLogits ? pass.logits_from : 0;
   const int count = pass.rows - first;
   if (count == 0) return;
   prepare(worker, stage, pass, first);
   const int stride = round_up(stage.cols, kKBlock);
-  const Segment& segment = worker.shared.segment(worker.id, stage.projection);
-  const uint16_t* tile = reinterpret_cast<const uint16_t*>(worker.shared.setup.tapes[worker.id] + segment.offset);
+  const Segment& segment = worker.lane.segment(worker.rank, stage.projection);
+  const uint16_t* tile = reinterpret_cast<const uint16_t*>(worker.lane.setup.tapes[worker.id] + segment.offset);
   const float* x = worker.x.get();
   for (int64_t t = 0; t < segment.tiles; t++, tile += kTileRows * stride) {
     alignas(64) float sums[kPassRows][kTileRows];
     dot_positions(tile, x, stride, count, sums);
     for (int p = 0; p < count; p++)
-      finish_tile(worker.shared, stage, (segment.first_tile + t) * kTileRows, first + p, p, sums[p]);
+      finish_tile(worker.lane, stage, exchange, pass, (segment.first_tile + t) * kTileRows, first + p, p, sums[p]);
     worker.beat();
   }
 }

@@ -1,4 +1,5 @@
-// The sampling stage, in integer arithmetic: the same as program/sample.py, so it chooses the same token. All workers run it together. Every worker
+// The sampling stage, in integer arithmetic: the same as program/sample.py, so it chooses the same token. All workers of a lane run it together, and
+// all lanes sample the same logits, so that every lane knows the token. Every worker
 // has a share of the vocabulary, consecutive ids; the shares exchange what they need at hand-offs. Sums are of integers, and the drawn token is the
 // one with the lowest (race time, id), so the result depends neither on the order of the work nor on the number of workers.
 //
@@ -121,7 +122,9 @@ class Likeliest {
 
 class Sampler {
  public:
-  Sampler(int workers, Handoff& handoff) : handoff_(handoff), fixed_logits_(kVocab), weights_(kVocab), seen_(kVocab), counts_(kVocab) {
+  // `first`: the number of the lane's first worker.
+  Sampler(int first, int workers, Handoff& handoff)
+      : first_(first), handoff_(handoff), fixed_logits_(kVocab), weights_(kVocab), seen_(kVocab), counts_(kVocab) {
     const int ids = round_up(divide_up(kVocab, workers), kShareUnit);
     for (int w = 0; w < workers; w++) shares_.emplace_back(w, std::min(kVocab, w * ids), std::min(kVocab, (w + 1) * ids));
   }
@@ -194,7 +197,7 @@ class Sampler {
 
   // A hand-off within the stage.
   void hand_off(const Share& mine) {
-    if (!handoff_.pass(mine.worker, mine.stage)) throw Stuck();
+    if (!handoff_.pass(first_ + mine.worker, mine.stage)) throw Stuck();
   }
 
   Share& share_of(int32_t token) { return shares_[token / shares_[0].last]; }
@@ -427,6 +430,7 @@ class Sampler {
     }
   }
 
+  const int first_;
   Handoff& handoff_;
   Request request_{};
   std::vector<Share> shares_;

@@ -1,5 +1,5 @@
-// The state of the engine: what all workers share (buffers, hand-off, RoPE coefficients) and what each worker has for itself. The generated constants
-// (kHidden, kStages, ...) are declared before this header is included.
+// The state of the engine: what all lanes share (the board), what the workers of a lane share (buffers, RoPE coefficients), and what each worker has
+// for itself. The generated constants (kHidden, kStages, ...) are declared before this header is included.
 #pragma once
 #include <atomic>
 #include <cstdlib>
@@ -34,16 +34,36 @@ inline Floats make_floats(size_t count) {
 
 // One pass: `rows` rows of one sequence, from position `start` on. Logits are computed for rows logits_from to rows - 1.
 struct Pass {
+  int64_t number;  // of the request
   int64_t start;
   int rows, logits_from;
   int32_t tokens[kPassRows];
 };
 
-struct Shared {
-  explicit Shared(const Setup& given) : setup(given), handoff(given.workers, given.deadline_s) {
+// What the lanes exchange: every lane writes its own part, and reads those of the others after Handoff::receive(). With several lanes there are two
+// copies, used by alternate passes: a lane may be ahead of another, but never by two passes, because every pass needs something of every lane.
+class Board {
+ public:
+  Board() : outputs_(make_floats(size_t(kCopies) * kExchanges * kLanes * kPassRows * kStride)), logits_(make_floats(size_t(kCopies) * kPassRows * kVocab)) {}
+
+  // What a lane's workers have made in the stage with this exchange, for one row of the pass: kHidden floats.
+  float* output(const Pass& pass, int exchange, int lane, int row) {
+    return outputs_.get() + (((pass.number % kCopies * kExchanges + exchange) * kLanes + lane) * kPassRows + row) * kStride;
+  }
+  // The logits of one row, over the whole vocabulary.
+  float* logits(const Pass& pass, int row) { return logits_.get() + (pass.number % kCopies * kPassRows + row) * kVocab; }
+
+ private:
+  static constexpr int kCopies = kLanes > 1 ? 2 : 1;
+  static constexpr int64_t kStride = round_up(kHidden, kKBlock);
+  Floats outputs_, logits_;
+};
+
+struct Lane {
+  Lane(int number, const Setup& given, Board& all) : index(number), setup(given), constants(given.constants[number]), board(all) {
     splits = (setup.context + kSplit - 1) / kSplit;
     for (int b = 0; b < kBufferCount; b++) {
-      const size_t size = kBufferIsPerSplit[b] ? static_cast<size_t>(splits) * kHeads * kPartial : stride(b);
+      const size_t size = kBufferIsPerSplit[b] ? static_cast<size_t>(splits) * kHeads * kPartial : b == kLogitsBuffer ? 0 : stride(b);
       buffers.push_back(make_floats(size * kPassRows));
     }
     cosines = make_floats(kPassRows * kHeadDim / 2);
@@ -57,24 +77,44 @@ struct Shared {
   float* partial(int buffer, int position, int64_t split, int head) {
     return buffers[buffer].get() + ((position * splits + split) * kHeads + head) * static_cast<size_t>(kPartial);
   }
-  const Segment& segment(int worker, int projection) const { return setup.segments[worker * kProjections + projection]; }
+  const Segment& segment(int rank, int projection) const { return setup.segments[rank * kProjections + projection]; }
 
-  const Setup setup;
-  Cache cache{};  // of the current request
-  Handoff handoff;
+  static constexpr uint64_t kNever = UINT64_MAX;
+
+  const int index;
+  const Setup& setup;
+  const float* const constants;
+  Board& board;
+  Cache cache{};  // of the current request, for all lanes
   int64_t splits;
   std::vector<Floats> buffers;
   Floats cosines, sines;  // RoPE coefficients of the current pass: [row][kHeadDim / 2]
+  // The request so far. One worker of the lane writes these before a hand-off, all read them after it.
+  int64_t made = 0;   // tokens
+  int32_t token = 0;  // the latest
+  std::atomic<uint64_t> leave_at{kNever};  // the hand-off at which the lane's workers leave the request
 };
 
 struct Worker {
-  Worker(int index, Shared& everybody) : id(index), shared(everybody), x(make_floats(size_t(kPassRows) * kMaxCols)) {}
+  Worker(int number, int rank_in_lane, Lane& mine, Handoff& all)
+      : id(number), rank(rank_in_lane), lane(mine), handoff(all), x(make_floats(size_t(kPassRows) * kMaxCols)) {}
 
-  void beat() { shared.handoff.pulse(id).beat(); }
+  void beat() { handoff.pulse(id).beat(); }
+  // Counts what the worker has written to the board in a stage of the pass.
+  void send(int stage) { sent[stage] = handoff.send(id); }
+  // Waits for what the worker of the same rank in every other lane has sent in `sent_in`, a stage of this pass.
+  bool receive(int sent_in, int stage) {
+    for (int other = 0; other < kLanes; other++)
+      if (other != lane.index && !handoff.receive(id, other * lane.setup.workers + rank, sent[sent_in], stage)) return false;
+    return true;
+  }
 
-  const int id;
-  Shared& shared;
-  Floats x;  // the prepared input of a projection, in the layout of prepare.hpp
+  const int id;    // among the workers of all lanes
+  const int rank;  // among those of its lane
+  Lane& lane;
+  Handoff& handoff;
+  Floats x;                    // the prepared input of a projection, in the layout of prepare.hpp
+  uint64_t sent[kStages_] = {};  // the count of Handoff::send() at each stage of this pass
 };
 
 // The first position that attention at `position` sees: 0, or position - window + 1 where the layer has a window.
