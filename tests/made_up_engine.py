@@ -3,6 +3,7 @@
     python made_up_engine.py '{"device": "cpu", "stalls_once": "/some/file"}' PIPE RING
 
 ``stalls_once``: until that file is there, a worker stalls in every pass; it is made at the first start. CPU only.
+``lanes_apart``: lanes in processes of their own. CPU only.
 """
 
 from __future__ import annotations
@@ -32,11 +33,20 @@ CONFIGS = {"cpu": SMALL, "cuda": named("smollm2-135m")}
 WORKERS = 2  # on the CPU
 
 
-def load(progress: Progress, device: str, stalls_once: str | None = None) -> Loaded:
+def load(progress: Progress, device: str, stalls_once: str | None = None, lanes_apart: int = 1) -> Loaded:
     config = CONFIGS[device]
     weights = MadeUpWeights(config)
     workers = WORKERS if device == "cpu" else None
-    target = open_target(config, weights, device=device, workers=workers, context=CONTEXT, progress=progress)
+    target = open_target(
+        config,
+        weights,
+        device=device,
+        workers=workers,
+        lanes=lanes_apart,
+        placement="apart",
+        context=CONTEXT,
+        progress=progress,
+    )
     if stalls_once and not Path(stalls_once).exists():
         Path(stalls_once).touch()
         target = stalling(target, config)
@@ -49,16 +59,16 @@ def stalling(target: Target, config: ModelConfig) -> Target:
     from monolane.target.cpu.compiler import build, find_compiler
     from monolane.target.cpu.generate import generate
     from monolane.target.cpu.machine import vector_level
-    from monolane.target.cpu.native import Library
+    from monolane.target.cpu.native import Library, Place
     from monolane.target.cpu.runtime import CpuTarget
 
     assert isinstance(target, CpuTarget)
     compiler = find_compiler()
     assert compiler is not None
     source = generate(target.program, stall=(1, 2, 30))  # worker, stage, seconds
-    (tape,) = target._setup.memory[0]  # type: ignore[misc]
+    (tape,) = target._tapes
     library = Library(build(source, compiler, vector_level()))
-    return CpuTarget(library, [tape], CONTEXT, tape.plan.workers, None, "stalling")
+    return CpuTarget(library, [tape], CONTEXT, Place(tape.plan.workers), "stalling")
 
 
 if __name__ == "__main__":

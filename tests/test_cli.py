@@ -96,7 +96,7 @@ def test_generate_writes_the_answer_and_nothing_else_to_stdout(terminal: Termina
     assert "5 tokens" in err
     assert "tok/s" in err
     assert list(target.requests[0].tokens) == encode("The sky is ")
-    assert terminal.opened == [("some-model", "auto", 2, None, 99)]
+    assert terminal.opened == [("some-model", "auto", 2, None, "together", 99)]
 
 
 def test_generate_as_json_is_one_object(terminal: Terminal) -> None:

@@ -17,6 +17,7 @@ FLOORS = (
     ("cache",),
     ("model",),
     ("program", "train"),
+    ("lanes",),
     ("target",),
     ("engine",),
     ("bench", "serve"),

@@ -4,7 +4,9 @@ the engine process."""
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 import made_up_engine
 import monolane
-from engines import ask, run, until
+from engines import ask, run, tokens_read, until
 from fake_model import fake_model
 from fake_target import FakeTarget
 from monolane.engine import async_engine, core, engine_process
@@ -54,6 +56,37 @@ def test_a_cpu_worker_that_stalls_is_named_and_the_next_process_answers(tmp_path
             await engine.close(drain_s=0)
 
     run(test, seconds=120)  # two kernels may have to be compiled
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lane_that_dies_or_hangs_is_named_and_the_next_processes_answer(how: signal.Signals) -> None:
+    if sys.platform != "linux":
+        pytest.skip("lanes apart need Linux")
+    command = [sys.executable, made_up_engine.__file__, json.dumps({"device": "cpu", "lanes_apart": 3})]
+
+    def lanes_of(pid: int | None) -> list[int]:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def test() -> None:
+        engine = AsyncEngine(lambda _: fake_model(), lambda _: command)
+        await engine.start()
+        try:
+            lanes = lanes_of(engine.state.core_pid)
+            assert len(lanes) == 2
+            answer = ask(engine, max_tokens=4000, ignore_eos=True)
+            await tokens_read(answer, 1)
+            os.kill(lanes[1], how)
+            with pytest.raises(EngineFailedError, match="lane 2"):
+                await answer.whole()
+            await until(lambda: engine.state.status == "ready")
+            result = await ask(engine, "Hi", max_tokens=40, ignore_eos=True).whole()
+            assert (result.finish_reason, len(result.token_ids)) == ("length", 40)
+            # Nobody is left: the system itself ends a stopped process whose parent is gone.
+            await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in lanes))
+        finally:
+            await engine.close(drain_s=0)
+
+    run(test, seconds=120)  # a kernel may have to be compiled
 
 
 def test_the_process_of_the_server_loads_no_driver() -> None:

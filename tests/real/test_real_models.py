@@ -27,11 +27,11 @@ def test_the_number_of_workers_does_not_change_the_answer(default_model_path: Pa
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("lanes", [2, 4])
-def test_nor_does_the_number_of_lanes(default_model_path: Path, llm: LLM, lanes: int) -> None:
+@pytest.mark.parametrize(("lanes", "placement"), [(4, "together"), (2, "apart")])
+def test_nor_does_the_number_of_lanes(default_model_path: Path, llm: LLM, lanes: int, placement: str) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     expected = llm.generate(PROSE, params).token_ids
-    with LLM(default_model_path, lanes=lanes, context=1024) as divided:
+    with LLM(default_model_path, lanes=lanes, placement=placement, context=1024) as divided:
         assert divided.generate(PROSE, params).token_ids == expected
 
 

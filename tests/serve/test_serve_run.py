@@ -74,7 +74,7 @@ import sys
 from monolane import cli
 from monolane.engine.async_engine import AsyncEngine
 from synthetic_engine import synthetic_engine
-AsyncEngine.for_model = lambda model, device, workers, lanes, context, queue_limit, progress: synthetic_engine(
+AsyncEngine.for_model = lambda model, *, workers, context, queue_limit, **more: synthetic_engine(
     queue_limit, context=context or 256, answer="Hello.<eos>", tokens_per_second=workers or 5000)
 cli.main()
 """

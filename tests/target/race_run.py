@@ -5,6 +5,7 @@ A program of its own, because ThreadSanitizer must be in a process from its star
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -42,7 +43,12 @@ REQUESTS = (
 )
 
 
-def main(library: Path) -> None:
+LOST = "monolane_lost"  # a variable of a library whose synchronisation can be lost: what is lost, by number
+
+
+def main(library: Path, lost: int | None = None) -> None:
+    if lost is not None:
+        ctypes.c_int.in_dll(ctypes.CDLL(str(library)), LOST).value = lost
     target = EmulatedTarget(MODEL, MadeUpWeights(MODEL), WORKERS, delay_permille=5, library=library)
     for request in REQUESTS:
         tokens, outcome = target.run(request)
@@ -51,4 +57,4 @@ def main(library: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -23,8 +23,18 @@ def open_case(case: Case, device: str, workers: int, cache_format: str) -> Targe
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize(("device", "workers"), [("interpreter", 1), ("interpreter", 3), ("cpu", 1), ("cpu", 3)])
+# Each is a kernel to compile. Those that are missing have what others have: windows, sizes of heads, shared KV heads.
+COMPILED = [case for case in CASES if case.name not in ("mistral-80-long-window", "mistral-64-alternating", "qwen2-96")]
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "case"),
+    [
+        pytest.param(device, workers, case, id=f"{device}-{workers}-{case.name}")
+        for device, workers, cases in (("interpreter", 3, CASES), ("cpu", 1, COMPILED), ("cpu", 3, COMPILED))
+        for case in cases
+    ],
+)
 def test_logits_are_those_of_transformers(case: Case, device: str, workers: int) -> None:
     model = random_model(case)
     target = open_case(case, device, workers, "f32")

@@ -21,7 +21,7 @@ from monolane.target.cpu import machine
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.generate import generate
 from monolane.target.cpu.memory import allocate
-from monolane.target.cpu.native import Library
+from monolane.target.cpu.native import Library, Place
 from monolane.target.cpu.runtime import CpuTarget
 from monolane.target.interpreter import InterpreterTarget
 from random_models import CASES, random_model
@@ -112,12 +112,12 @@ def test_aborting_a_request_that_has_ended_leaves_the_next_one_alone() -> None:
 def test_a_stuck_worker_is_named_and_nobody_waits_for_it(stage: int) -> None:
     target = open_target(MODEL.config, MODEL.weights, workers=3)
     assert isinstance(target, CpuTarget)
-    (tape,) = target._setup.memory[0]  # type: ignore[misc]
+    (tape,) = target._tapes
     compiler = find_compiler()
     assert compiler is not None
     source = generate(tape.plan.program, stall=(1, stage, 3600))
     library = Library(build(source, compiler, machine.vector_level()))
-    stuck = CpuTarget(library, [tape], 128, tape.plan.workers, None, "stalled", deadline_s=0.2)
+    stuck = CpuTarget(library, [tape], 128, Place(tape.plan.workers), "stalled", deadline_s=0.2)
     name = tape.plan.program.stages[stage].name
     told: list[str] = []
 
@@ -142,7 +142,7 @@ def test_a_stuck_worker_is_named_and_nobody_waits_for_it(stage: int) -> None:
 def test_logits_that_are_not_numbers_end_the_run_with_an_error() -> None:
     target = open_target(MODEL.config, MODEL.weights, workers=2)
     assert isinstance(target, CpuTarget)
-    target._setup.memory[0][0].constants.values[:] = np.nan  # type: ignore[index]
+    target._tapes[0].constants.values[:] = np.nan
     with pytest.raises(TargetError, match="not numbers"):
         list(target.run(LONG))
     target.close()

@@ -15,7 +15,7 @@ from monolane.target.base import Finish, Request, Target
 from monolane.target.cpu import machine
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.generate import generate
-from monolane.target.cpu.native import Library
+from monolane.target.cpu.native import Library, Place
 from monolane.target.cpu.runtime import CpuTarget
 from random_models import CASES, RandomModel, random_model
 
@@ -118,13 +118,13 @@ def test_a_stuck_worker_is_named_with_its_lane(stage: str) -> None:
     model = random_model(BY_NAME["llama-64-tied"])
     target = opened(model, workers=4, lanes=2)
     assert isinstance(target, CpuTarget)
-    tapes = target._setup.memory[0]
+    tapes = target._tapes
     at = next(index for index, found in enumerate(target.program.stages) if found.name == stage)
     compiler = find_compiler()
     assert compiler is not None
     source = generate(target.program, stall=(3, at, 3600))
     library = Library(build(source, compiler, machine.vector_level()))
-    stuck = CpuTarget(library, tapes, 256, 4, None, "stalled", deadline_s=0.2)  # type: ignore[arg-type]
+    stuck = CpuTarget(library, tapes, 256, Place(4), "stalled", deadline_s=0.2)
     with pytest.raises(TargetError, match=r"Worker 1 of lane 1 got stuck: worker \d of lane \d waited"):
         list(stuck.run(Request(model.tokens[:5], 0, 3, frozenset(), Sampling())))
     stuck.close()

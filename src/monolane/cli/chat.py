@@ -26,11 +26,12 @@ def chat(
     device: options.Device = "auto",
     workers: options.Workers = None,
     lanes: options.Lanes = None,
+    placement: options.Placement = "together",
     context: options.Context = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer, /reset forgets, /exit or Ctrl-D leaves. Reads a pipe line by line."""
     from monolane.cli.chat_loop import ChatLoop
 
     params = options.sampling_params(command)
-    with opening.open_llm(model, device, workers, lanes, context) as llm:
+    with opening.open_llm(model, device, workers, lanes, placement, context) as llm:
         ChatLoop(llm, params, system).run()

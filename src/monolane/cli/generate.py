@@ -39,6 +39,7 @@ def generate(
     device: options.Device = "auto",
     workers: options.Workers = None,
     lanes: options.Lanes = None,
+    placement: options.Placement = "together",
     context: options.Context = None,
 ) -> None:
     """Continue a text, just as it is given: no chat template."""
@@ -48,7 +49,7 @@ def generate(
         raise UsageError("--logprobs has nowhere to go.", "Add --json.")
     params = options.sampling_params(command)
     text = _stdin() if prompt is None else prompt
-    with opening.open_llm(model, device, workers, lanes, context) as llm:
+    with opening.open_llm(model, device, workers, lanes, placement, context) as llm:
         if as_json:
             typer.echo(json.dumps(llm.generate(text, params).to_dict()))
         else:

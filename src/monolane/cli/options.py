@@ -47,6 +47,14 @@ Lanes = Annotated[
         envvar="MONOLANE_LANES",
     ),
 ]
+Placement = Annotated[
+    str,
+    typer.Option(
+        help="Where lanes run: together in one process, or apart, in a process each.",
+        rich_help_panel=MACHINE,
+        envvar="MONOLANE_PLACEMENT",
+    ),
+]
 Context = Annotated[
     int | None,
     typer.Option(

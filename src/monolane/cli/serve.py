@@ -26,6 +26,7 @@ def serve(
     device: options.Device = "auto",
     workers: options.Workers = None,
     lanes: options.Lanes = None,
+    placement: options.Placement = "together",
     context: options.Context = None,
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic, with a playground at /. Ctrl-C ends it."""
@@ -42,6 +43,7 @@ def serve(
         device=device,
         workers=workers,
         lanes=lanes,
+        placement=placement,
         context=context,
         queue_limit=queue_limit,
         progress=progress_bar(),

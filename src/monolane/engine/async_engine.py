@@ -73,6 +73,7 @@ class AsyncEngine:
         device: str = "auto",
         workers: int | None = None,
         lanes: int | None = None,
+        placement: str = "together",
         context: int | None = None,
         queue_limit: int = QUEUE_LIMIT,
         progress: Progress | None = None,
@@ -86,7 +87,7 @@ class AsyncEngine:
             return load_model(resolve(str(spec), progress), progress)
 
         def command(model: Model) -> list[str]:
-            return core_command(model.path, device, workers, lanes, context)
+            return core_command(model.path, device, workers, lanes, placement, context)
 
         return cls(load, command, queue_limit=queue_limit, progress=progress)
 

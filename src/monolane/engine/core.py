@@ -45,9 +45,18 @@ TOKENS_PER_MESSAGE = 256  # written to the ring at most before the supervisor is
 Loaded = tuple[Target, Callable[[str], Constraint]]  # a target, and what makes a constraint of a grammar
 
 
-def core_command(path: Path, device: str, workers: int | None, lanes: int | None, context: int | None) -> list[str]:
+def core_command(
+    path: Path, device: str, workers: int | None, lanes: int | None, placement: str, context: int | None
+) -> list[str]:
     """The command line of an engine process for a model. The supervisor appends two file descriptors."""
-    options = {"path": str(path), "device": device, "workers": workers, "lanes": lanes, "context": context}
+    options = {
+        "path": str(path),
+        "device": device,
+        "workers": workers,
+        "lanes": lanes,
+        "placement": placement,
+        "context": context,
+    }
     return [*PYTHON, "-m", "monolane.engine.core", json.dumps(options)]
 
 
@@ -196,7 +205,13 @@ class ProgressMessages:
 
 
 def _load(
-    progress: Progress, path: Path, device: str, workers: int | None, lanes: int | None, context: int | None
+    progress: Progress,
+    path: Path,
+    device: str,
+    workers: int | None,
+    lanes: int | None,
+    placement: str,
+    context: int | None,
 ) -> Loaded:
     from monolane.engine.grammar import grammar_maker
     from monolane.model.load import load_model
@@ -204,7 +219,14 @@ def _load(
 
     model = load_model(path)
     target = open_target(
-        model.config, model.weights, device=device, workers=workers, lanes=lanes, context=context, progress=progress
+        model.config,
+        model.weights,
+        device=device,
+        workers=workers,
+        lanes=lanes,
+        placement=placement,
+        context=context,
+        progress=progress,
     )
     return target, grammar_maker(model.tokenizer, model.stop_tokens, model.config.vocab)
 

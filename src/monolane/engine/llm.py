@@ -29,6 +29,7 @@ class LLM:
     device   "auto", "cuda", "cpu" or "interpreter" (NumPy: slow, for checking)
     workers  threads of the CPU target; None: one per core
     lanes    tensor-parallel shares of the model; None: one, or a Laneformer's own
+    placement "together": all lanes in this process; "apart": every lane but the first in a process of its own
     context  tokens of prompt and answer together that a KV cache holds; None: chosen for the model
     progress receives the progress of loading; None: only its notes (such as a GPU that is not used) go to the log
     """
@@ -40,6 +41,7 @@ class LLM:
         device: str = "auto",
         workers: int | None = None,
         lanes: int | None = None,
+        placement: str = "together",
         context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -51,7 +53,14 @@ class LLM:
         self._chat_tokenizer = ChatTokenizer(self.model)
         config, weights = self.model.config, self.model.weights
         target = open_target(
-            config, weights, device=device, workers=workers, lanes=lanes, context=context, progress=progress
+            config,
+            weights,
+            device=device,
+            workers=workers,
+            lanes=lanes,
+            placement=placement,
+            context=context,
+            progress=progress,
         )
         self._session = Session(target)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monolane.cache import human_size
 from monolane.errors import ResourceError, UsageError
+from monolane.lanes.memory import SharedAllocator, SharedMemory
 from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.program.build import build_program
@@ -22,9 +24,10 @@ from monolane.target.caches import resident_caches
 from monolane.target.cpu import machine
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.generate import generate
+from monolane.target.cpu.lane_processes import LaneProcesses
 from monolane.target.cpu.memory import allocate
-from monolane.target.cpu.native import Library
-from monolane.target.cpu.runtime import CpuTarget, cache_sizes
+from monolane.target.cpu.native import Library, Place
+from monolane.target.cpu.runtime import CacheShape, CpuTarget
 from monolane.target.cuda.opening import find_gpu, open_cuda, required_gpu, unused_gpu
 from monolane.target.generate import LAYOUT
 from monolane.target.interpreter import InterpreterTarget
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from monolane.target.cuda.driver import Device
 
 DEVICES = ("auto", "cuda", "cpu", "interpreter")
+PLACEMENTS = ("together", "apart")  # of lanes: in one process, or each in its own
 DEFAULT_CONTEXT = 8192  # tokens, if the model allows as many and the user chooses nothing else
 MAX_WORKERS = 1024
 MAX_LANES = 64
@@ -74,10 +78,14 @@ def open_target(
     context: int | None = None,
     cache_format: CacheFormat = "bf16",
     lanes: int | None = None,
+    placement: str = "together",
     progress: Progress | None = None,
 ) -> Target:
-    """Compile the kernel, allocate memory and pack the tape. ``progress`` shows the loading, and notes for the user."""
+    """Compile the kernel, allocate memory and pack the tape. ``placement``: lanes in one process, or one process per
+    lane. ``progress`` shows the loading, and notes for the user."""
     progress = progress or Silent()
+    if placement not in PLACEMENTS:
+        raise UsageError(f"There is no placement {placement!r}.", f"Choose one of: {', '.join(PLACEMENTS)}.")
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     context = choose_context(config.context, context)
@@ -98,16 +106,46 @@ def open_target(
         return InterpreterTarget(load_lanes(plan, weights, config, allocate, progress), context)
     level = machine.vector_level()
     library = Library(build(generate(plan.program), compiler, level))
-    tapes = load_lanes(plan, weights, config, allocate, progress)
     cores, lanes = machine.processors(), plan.program.lanes
-    # With fewer cores than lanes, a thread runs several lanes.
-    threads = plan.workers * lanes if plan.workers > 1 else min(lanes, len(cores) if workers is None else workers)
+    # With fewer cores than lanes, a thread runs several lanes; in processes of their own they share the cores.
+    few = min(lanes, len(cores) if workers is None else workers)
+    threads = plan.workers * lanes if plan.workers > 1 or placement == "apart" else few
     pinned = cores[:threads] if threads <= len(cores) else None
     if pinned is None:
         progress.note(f"{threads} workers share {len(cores)} cores: that is slower than one worker per core.")
-    caches = resident_caches(sum(cache_sizes(plan.program, context)), machine.available_memory())
+    cache_bytes = CacheShape.of(plan.program, context, lanes).nbytes
+    caches = resident_caches(cache_bytes, machine.available_memory())
+    if placement == "apart" and lanes > 1:
+        name = f"cpu ({lanes} lanes apart, {plan.workers} x {level.name} each)"
+        return _open_apart(library, plan, config, weights, context, pinned, caches, name, progress)
+    tapes = load_lanes(plan, weights, config, allocate, progress)
     name = f"cpu ({threads} x {level.name}" + (f", {lanes} lanes)" if lanes > 1 else ")")
-    return CpuTarget(library, tapes, context, threads, pinned, name, caches=caches)
+    return CpuTarget(library, tapes, context, Place(threads, pinned), name, caches=caches)
+
+
+def _open_apart(
+    library: Library,
+    plan: Plan,
+    config: ModelConfig,
+    weights: Weights,
+    context: int,
+    processors: Sequence[int] | None,
+    caches: int,
+    name: str,
+    progress: Progress,
+) -> CpuTarget:
+    """Every lane in a process of its own; the first is this one."""
+    memory, workers = SharedAllocator(), plan.workers
+    tapes = load_lanes(plan, weights, config, memory.allocate, progress)
+    shared = SharedMemory.of(library.shared_bytes(workers))
+    places = [
+        Place(workers, processors and processors[lane * workers : (lane + 1) * workers], lane, shared.address)
+        for lane in range(plan.program.lanes)
+    ]
+    others = LaneProcesses()
+    others.open(library, tapes, memory, shared, places, context, caches)
+    memory.close_files()
+    return CpuTarget(library, tapes[:1], context, places[0], name, caches=caches, others=others, shared=shared)
 
 
 def device_for_lanes(config: ModelConfig, lanes: int | None, device: str, progress: Progress) -> str:
@@ -160,7 +198,7 @@ def memory_needed(plan: Plan, context: int) -> dict[str, int]:
     buffers = _buffer_bytes(program, context) + plan.workers * 4 * PASS_ROWS * _widest(plan)
     return {
         "weights": program.lanes * (plan.bytes_per_token + 4 * constants) + _table_bytes(program),
-        "cache": sum(cache_sizes(program, context)),
+        "cache": CacheShape.of(program, context, program.lanes).nbytes,
         "buffers": program.lanes * buffers + ENTRY_BYTES * context,
     }
 

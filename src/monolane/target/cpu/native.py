@@ -24,20 +24,24 @@ from monolane.target.base import Request
     constants="const float* const*",
     table="const uint16_t*",
     processors="const int32_t*",
+    shared="void*",
 )
 class Setup(Structure):
     """What the host prepares once for a loaded model."""
 
     _fields_ = [
         ("workers", c_int32),  # of a lane
-        ("threads", c_int32),  # one per worker of all lanes; or fewer, where every lane has one worker
+        ("threads", c_int32),  # one per worker of this process; or fewer, where every lane has one worker
+        ("first_lane", c_int32),  # of this process
+        ("lanes", c_int32),  # of this process
         ("context", c_int32),
         ("unused", c_int32),
         ("segments", c_void_p),  # [worker][projection], the same for all lanes
-        ("tapes", c_void_p),  # [lane][worker]
-        ("constants", c_void_p),  # [lane]: norm weights and biases
+        ("tapes", c_void_p),  # [lane of this process][worker]
+        ("constants", c_void_p),  # [lane of this process]: norm weights and biases
         ("table", c_void_p),  # the embedding where it is not tied to the head, else null
         ("processors", c_void_p),  # one per thread, or null: threads are not pinned
+        ("shared", c_void_p),  # memory that all lanes share, zero at first; null: all lanes are in this process
         ("deadline_s", c_double),  # a worker without a beat for this long is stuck, see csrc/pulse.hpp
     ]
 
@@ -73,31 +77,56 @@ class Arguments:
     memory: tuple[object, ...]
 
 
+@dataclass(frozen=True)
+class LaneMemory:
+    """What the kernel reads of one lane: the tapes of its workers, and its constants."""
+
+    tapes: Sequence[NDArray[np.uint8]]
+    constants: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, tape: Tape) -> LaneMemory:
+        return cls(tape.workers, tape.constants.values)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where lanes run: on how many threads of which processors, and beside which others."""
+
+    threads: int
+    processors: Sequence[int] | None = None  # None: threads are not pinned
+    first_lane: int = 0
+    shared: int | None = None  # the address of the memory that lanes share with those of other processes
+
+
 def make_setup(
-    tapes: Sequence[Tape],
+    lanes: Sequence[LaneMemory],
+    segments: ctypes.Array[structs.Segment],
+    table: NDArray[np.uint16] | None,
     context: int,
-    threads: int,
-    processors: Sequence[int] | None,
+    place: Place,
     deadline_s: float,
 ) -> Arguments:
-    plan, table = tapes[0].plan, tapes[0].table
-    segments = structs.segment_table(plan)
-    parts = [part.ctypes.data for tape in tapes for part in tape.workers]
+    """``segments``: [worker][projection]."""
+    parts = [part.ctypes.data for lane in lanes for part in lane.tapes]
     addresses = (c_void_p * len(parts))(*parts)
-    constants = (c_void_p * len(tapes))(*(tape.constants.values.ctypes.data for tape in tapes))
-    pinned = (c_int32 * threads)(*processors) if processors else None
+    constants = (c_void_p * len(lanes))(*(lane.constants.ctypes.data for lane in lanes))
+    pinned = (c_int32 * place.threads)(*place.processors) if place.processors else None
     setup = Setup(
-        workers=plan.workers,
-        threads=threads,
+        workers=len(lanes[0].tapes),
+        threads=place.threads,
+        first_lane=place.first_lane,
+        lanes=len(lanes),
         context=context,
         segments=ctypes.addressof(segments),
         tapes=ctypes.addressof(addresses),
         constants=ctypes.addressof(constants),
         table=table.ctypes.data if table is not None else None,
         processors=ctypes.addressof(pinned) if pinned else None,
+        shared=place.shared,
         deadline_s=deadline_s,
     )
-    return Arguments(setup, (tapes, segments, addresses, constants, pinned))
+    return Arguments(setup, (lanes, segments, table, addresses, constants, pinned))
 
 
 def make_request(request: Request, logits: NDArray[np.float32] | None = None) -> Arguments:
@@ -131,6 +160,7 @@ class Library:
     """A loaded kernel. Calls release the GIL."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             self._calls: Any = ctypes.CDLL(str(path))
         except OSError as error:
@@ -140,6 +170,7 @@ class Library:
         signatures: dict[str, tuple[Any, list[Any]]] = {
             "open": (c_void_p, [POINTER(Setup)]),
             "close": (c_int32, [c_void_p]),
+            "shared_bytes": (c_int64, [c_int32]),
             "start": (c_int64, [c_void_p, POINTER(structs.Request), POINTER(Cache), POINTER(Trace)]),
             "abort": (None, [c_void_p, c_int64]),
             "wait": (c_int64, [c_void_p, c_int64, c_int32]),
@@ -158,6 +189,10 @@ class Library:
         if not engine:
             raise ResourceError("There is not enough memory for the kernel's buffers.", "Use a smaller context.")
         return int(engine)
+
+    def shared_bytes(self, workers: int) -> int:
+        """Bytes of the memory that lanes with so many workers each share."""
+        return int(self._calls.monolane_shared_bytes(workers))
 
     def close(self, engine: int) -> bool:
         return bool(self._calls.monolane_close(engine))

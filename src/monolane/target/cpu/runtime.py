@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,32 +29,55 @@ POLL_MS = 100  # the longest call that waits for tokens, so that Ctrl-C takes ef
 _abandoned: list[object] = []  # memory that is never freed, because a stuck worker may still use it
 
 
+class OtherLanes(Protocol):
+    """Lanes that run in other processes, and follow the one of this process."""
+
+    def start(self, request: Request, all_logits: bool) -> None:
+        """Make them run a request; return when all of them have begun."""
+
+    def copy(self, source: int, destination: int, tokens: int) -> None:
+        """As ``Target.copy``."""
+
+    def problem(self, lane: int) -> str | None:
+        """What has become of the process of a lane; None where it is alive."""
+
+    def close(self) -> None:
+        """End the processes."""
+
+
 class CpuTarget:
-    """A compiled kernel with the tapes of its lanes and ``caches`` KV caches, on ``threads`` threads."""
+    """A compiled kernel with the tapes of its lanes and ``caches`` KV caches. ``others`` are lanes that run in other
+    processes; then ``tapes`` has those of this process."""
 
     def __init__(
         self,
         library: native.Library,
         tapes: Sequence[Tape],
         context: int,
-        threads: int,
-        processors: Sequence[int] | None,
+        place: native.Place,
         description: str,
         deadline_s: float = DEADLINE_S,
         caches: int = 1,
+        others: OtherLanes | None = None,
+        shared: object = None,
     ) -> None:
         self.name = description
         self.context = context
         self.caches = caches
         self.stall_s = deadline_s + NAMED_S
         plan = tapes[0].plan
-        self.bytes_per_token = plan.bytes_per_token * len(tapes)
+        self.bytes_per_token = plan.bytes_per_token * plan.program.lanes
         self.program = plan.program
         self.lane_workers = plan.workers
         self._workers = plan.workers * len(tapes)
         self._library = library
-        self._caches = [Cache(self.program, context) for _ in range(caches)]
-        self._setup = native.make_setup(tapes, context, threads, processors, deadline_s)
+        self._tapes = tapes
+        self._others = others
+        self._shared = shared  # the memory that lanes in other processes share; kept alive
+        self._caches = [Cache(CacheShape.of(self.program, context, len(tapes))) for _ in range(caches)]
+        lanes = [native.LaneMemory.of(tape) for tape in tapes]
+        segments = structs.segment_table(plan)
+        self._setup = native.make_setup(lanes, segments, tapes[0].table, context, place, deadline_s)
         self._engine: int | None = library.open(self._setup)
         self._users = 0  # calls into the engine that have not returned
         self._idle = threading.Condition()
@@ -61,6 +86,8 @@ class CpuTarget:
         return CpuRun(self, request)
 
     def copy(self, source: int, destination: int, tokens: int) -> None:
+        if self._others:
+            self._others.copy(source, destination, tokens)
         self._caches[destination].take(self._caches[source], tokens)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -91,8 +118,14 @@ class CpuTarget:
         with self._idle:
             engine, self._engine = self._engine, None
             self._idle.wait_for(lambda: self._users == 0)
+        if self._others:
+            self._others.close()
         if engine is not None and not self._library.close(engine):
             _abandoned.extend([self._setup, self._caches])
+
+    @property
+    def others(self) -> OtherLanes | None:
+        return self._others
 
     def cache(self, index: int) -> native.Cache:
         """The addresses of one KV cache."""
@@ -133,6 +166,8 @@ class CpuRun:
         self._logprobs = request.logprobs is not None
         self.finish: Finish | None = None
         with target.engine() as (library, engine):
+            if target.others and library.status(engine) not in (structs.Status.STUCK, structs.Status.RUNNING):
+                target.others.start(request, logits is not None)
             self._number = library.start(engine, self._arguments, target.cache(request.cache), trace)
             if not self._number:
                 raise TargetError("A request is still running, or an earlier one got stuck.", "Wait, or load again.")
@@ -167,6 +202,9 @@ class CpuRun:
         if status == structs.Status.STUCK:
             with self._target.engine() as (library, engine):
                 worker, missing, stage = library.stall(engine)
+            lane = missing // self._target.lane_workers
+            if self._target.others and (problem := self._target.others.problem(lane)):
+                raise TargetError(f"{problem}.", "Load the model again.")
             where = self._target.program.stages[stage]
             layer = getattr(where, "layer", None)
             raise TargetError(
@@ -183,27 +221,48 @@ class CpuRun:
         return f"Worker {rank} of lane {lane}" if self._target.program.lanes > 1 else f"Worker {worker}"
 
 
-class Cache:
-    """One KV cache, of all lanes. Its memory becomes resident as it is filled."""
+@dataclass(frozen=True)
+class CacheShape:
+    """The sizes of a KV cache, of all lanes of a process."""
 
-    def __init__(self, program: Program, context: int) -> None:
-        self._heads = program.lanes * program.layers * program.attention.kv_heads
-        self._split = program.attention.split
-        self._splits = program.attention.splits(context)
-        self._keys, self._values = (allocate(size, huge=False) for size in cache_sizes(program, context))
+    heads: int  # KV heads of all layers and lanes
+    split: int  # positions; those of a split are contiguous
+    splits: int
+    key_bytes: int
+    value_bytes: int
+
+    @classmethod
+    def of(cls, program: Program, context: int, lanes: int) -> CacheShape:
+        """Whole splits of positions; the values of a position are padded to whole vectors."""
+        shape = program.attention
+        heads = lanes * program.layers * shape.kv_heads
+        positions = heads * shape.splits(context) * shape.split
+        element = 2 if shape.cache_format == "bf16" else 4
+        padded = -(-shape.head_dim // 16) * 16
+        return cls(
+            heads,
+            shape.split,
+            shape.splits(context),
+            positions * shape.head_dim * element,
+            positions * padded * element,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.key_bytes + self.value_bytes
+
+
+class Cache:
+    """One KV cache, of all lanes of a process. Its memory becomes resident as it is filled."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self._keys, self._values = (allocate(size, huge=False) for size in (shape.key_bytes, shape.value_bytes))
         self.struct = native.Cache(self._keys.ctypes.data, self._values.ctypes.data)
 
     def take(self, other: Cache, tokens: int) -> None:
         """Copy the first ``tokens`` tokens of another cache, in whole splits; what lies beyond is never read."""
-        splits = -(-tokens // self._split)
+        splits = -(-tokens // self._shape.split)
         for mine, theirs in ((self._keys, other._keys), (self._values, other._values)):
-            shape = (self._heads, self._splits, -1)  # the positions of a split are contiguous
+            shape = (self._shape.heads, self._shape.splits, -1)
             mine.reshape(shape)[:, :splits] = theirs.reshape(shape)[:, :splits]
-
-
-def cache_sizes(program: Program, context: int) -> tuple[int, int]:
-    """Bytes of keys and of values: whole splits of positions; the values of a position are padded to whole vectors."""
-    shape = program.attention
-    positions = program.lanes * program.layers * shape.kv_heads * shape.splits(context) * shape.split
-    element = 2 if shape.cache_format == "bf16" else 4
-    return positions * shape.head_dim * element, positions * -(-shape.head_dim // 16) * 16 * element

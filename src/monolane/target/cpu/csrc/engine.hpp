@@ -2,8 +2,9 @@
 // 1 row; the workers sample every token and check the stop conditions. The host starts a request, reads its tokens, and may set an abort flag, which
 // is read once per pass. The C functions at the end are the interface to native.py.
 //
-// Every lane has as many workers as every other, and all lanes run the same passes. Lane 0 gives tokens to the host. A thread runs one worker, or, where
-// there are fewer threads than lanes, the only worker of several lanes, stage by stage.
+// Every lane has as many workers as every other, and all lanes run the same passes. A process has all lanes, or some of them beside other processes
+// that have the rest. The first lane of a process gives tokens to its host. A thread runs one worker, or, where there are fewer threads than lanes, the
+// only worker of several lanes, stage by stage.
 #pragma once
 #include <condition_variable>
 #include <mutex>
@@ -24,18 +25,32 @@ namespace monolane {
 
 class Engine {
  public:
-  explicit Engine(const Setup& setup) : setup_(setup), handoff_(kLanes, setup.workers, setup.deadline_s), entries_(setup.context) {
-    for (int lane = 0; lane < kLanes; lane++) {
+  explicit Engine(const Setup& setup)
+      : setup_(setup),
+        own_memory_(setup.shared ? nullptr : make_floats(shared_bytes(setup.workers) / sizeof(float))),
+        region_(setup.shared ? setup.shared : own_memory_.get()),
+        handoff_(region_, kLanes, setup.workers, setup.deadline_s),
+        board_(region_),
+        entries_(setup.context) {
+    for (int lane = setup.first_lane; lane < setup.first_lane + setup.lanes; lane++) {
       lanes_.push_back(std::make_unique<Lane>(lane, setup_, board_));
       samplers_.push_back(std::make_unique<Sampler>(lane * setup.workers, setup.workers, handoff_));
     }
-    for (int w = 0; w < kLanes * setup.workers; w++) watches_.emplace_back(handoff_.pulse(w));
     try {
       for (int t = 0; t < setup.threads; t++) threads_.emplace_back([this, t] { serve(t); });
     } catch (...) {  // a thread could not be created: the threads that run must end before the members they wait on are destroyed
       close();
       throw;
     }
+  }
+
+  // Bytes of the memory that lanes share, in whole pages.
+  static size_t shared_bytes(int workers) {
+    constexpr size_t kPage = 4096;
+    Region region(nullptr);
+    Handoff(region, kLanes, workers, 0.0);
+    Board{region};
+    return (region.size() + kPage - 1) / kPage * kPage;
   }
 
   ~Engine() { close(); }
@@ -57,19 +72,19 @@ class Engine {
     if (working_ != 0 || status_ == kStuck) return 0;
     request_ = request;
     trace_ = trace;
-    for (int lane = 0; lane < kLanes; lane++) {
-      lanes_[lane]->cache = cache;
-      lanes_[lane]->made = 0;
-      lanes_[lane]->leave_at = Lane::kNever;
-      samplers_[lane]->begin(request);
+    for (auto& lane : lanes_) {
+      lane->cache = cache;
+      lane->made = 0;
+      lane->leave_at = Lane::kNever;
+      samplers_[lane->here]->begin(request);
     }
     made_ = 0;
-    aborted_pass_ = INT64_MAX;
-    begun_ = 0;
     status_ = kRunning;
     working_ = setup_.threads;
     start_ns_ = now_ns();
     round_++;
+    watches_.clear();
+    for (int w = 0; w < setup_.lanes * setup_.workers; w++) watches_.emplace_back(handoff_.pulse(first_worker() + w), round_.load());
     wake_workers_.notify_all();
     return round_;
   }
@@ -96,6 +111,7 @@ class Engine {
   // A number that grows as long as the workers are alive. A worker that the operating system gives no processor time counts as alive. Only one thread
   // at a time may call this.
   uint64_t steps() {
+    std::lock_guard lock(mutex_);
     for (Watch& watch : watches_) steps_ += watch.beats() || watch.starved();
     return steps_;
   }
@@ -114,16 +130,15 @@ class Engine {
   void serve(int thread) {
     pin(thread);
     Workers workers;
-    for (int w = thread; w < kLanes * setup_.workers; w += setup_.threads) {
-      handoff_.pulse(w).begin();
-      workers.push_back(std::make_unique<Worker>(w, w % setup_.workers, *lanes_[w / setup_.workers], handoff_));
-    }
+    for (int w = thread; w < setup_.lanes * setup_.workers; w += setup_.threads)
+      workers.push_back(std::make_unique<Worker>(first_worker() + w, w % setup_.workers, *lanes_[w / setup_.workers], handoff_));
     for (int64_t round = 1;; round++) {
       {
         std::unique_lock lock(mutex_);
         wake_workers_.wait(lock, [&] { return closing_ || round_ >= round; });
         if (closing_) return;
       }
+      for (auto& worker : workers) handoff_.pulse(worker->id).begin(round);
       const bool together = work(workers);
       std::lock_guard lock(mutex_);
       if (!together) status_ = kStuck;
@@ -159,7 +174,7 @@ class Engine {
       position += pass.rows;
     }
     if (request_.all_logits) {
-      if (workers[0]->id == 0) finish(*workers[0], kLengthReached);
+      if (workers[0]->id == first_worker()) finish(*workers[0], kLengthReached);
       return true;
     }
     for (;; position++, number++) {
@@ -225,19 +240,20 @@ class Engine {
   // The first worker of lane 0 reads the abort flag, and the workers of every lane leave at the hand-off that follows. Other lanes may be further than
   // lane 0, but not by a whole pass: where there are any, they leave in the pass after this one. Returns false when a worker is stuck.
   bool check_abort(Worker& worker, int s, const Pass& pass) {
+    const uint64_t none = Board::place(round_, 0), now = Board::place(round_, pass.number);
     if (worker.id == 0) {
-      if (abort_ == round_ && aborted_pass_ == INT64_MAX) aborted_pass_ = pass.number + (kLanes > 1);
-      begun_.store(pass.number + 1, std::memory_order_release);
-    } else {
+      if (abort_ == round_ && board_.aborted() < none) board_.aborted() = now + (kLanes > 1);
+      board_.begun().store(now + 1, std::memory_order_release);
+    } else if (pass.number > 0) {
       // Lane 0 has begun the pass before, so it has decided about this one.
-      if (!handoff_.receive_count(worker.id, 0, begun_, pass.number, s)) return false;
+      if (!handoff_.receive_count(worker.id, 0, board_.begun(), now, s)) return false;
     }
-    if (aborted_pass_ <= pass.number) finish(worker, kAborted);
+    if (board_.aborted() >= none && board_.aborted() <= now) finish(worker, kAborted);
     return true;
   }
 
   void mark(const Worker& worker, const Pass& pass, int stage, Mark what) const {
-    if (trace_.stamps) write_stamp(trace_, pass.start - request_.token_count, kLanes * setup_.workers, worker.id, stage, what);
+    if (trace_.stamps) write_stamp(trace_, pass.start - request_.token_count, setup_.lanes * setup_.workers, worker.id - first_worker(), stage, what);
   }
 
   // The sampling stage, or the copy of all logits where the request wants them. Returns false when a hand-off has failed.
@@ -250,8 +266,8 @@ class Engine {
     }
     try {
       Entry other_lanes;  // nobody reads it
-      Entry& entry = lane.index == 0 ? entries_[lane.made] : other_lanes;
-      switch (samplers_[lane.index]->choose(worker.rank, stage, board_.logits(pass, 0), pass.start + pass.rows, entry)) {
+      Entry& entry = lane.here == 0 ? entries_[lane.made] : other_lanes;
+      switch (samplers_[lane.here]->choose(worker.rank, stage, board_.logits(pass, 0), pass.start + pass.rows, entry)) {
         case Sampler::kMine:
           publish(worker, entry);
           break;
@@ -267,7 +283,7 @@ class Engine {
     return true;
   }
 
-  // Makes a token known to the lane and, in lane 0, visible to the host; called by the worker whose share of the vocabulary has the token.
+  // Makes a token known to the lane and, in the first lane of the process, visible to the host; called by the worker whose share of the vocabulary has the token.
   void publish(const Worker& worker, Entry& entry) {
     Lane& lane = worker.lane;
     entry.time_ns = now_ns();
@@ -276,7 +292,7 @@ class Engine {
     const bool stop = std::find(request_.stop_tokens, request_.stop_tokens + request_.stop_count, entry.token) !=
                       request_.stop_tokens + request_.stop_count;
     if (stop || lane.made == request_.max_tokens) finish(worker, stop ? kStopped : kLengthReached);
-    if (lane.index != 0) return;
+    if (lane.here != 0) return;
     std::lock_guard lock(mutex_);
     made_ = lane.made;
     wake_host_.notify_all();
@@ -285,16 +301,20 @@ class Engine {
   // Ends the request; called by one worker of every lane. The workers of the lane leave at the hand-off that follows.
   void finish(const Worker& worker, Status status) {
     worker.lane.leave_at = handoff_.step(worker.id) + 1;
-    if (worker.lane.index != 0) return;
+    if (worker.lane.here != 0) return;
     std::lock_guard lock(mutex_);
     status_ = status;
   }
 
+  int first_worker() const { return setup_.first_lane * setup_.workers; }
+
   const Setup setup_;
+  Floats own_memory_;
+  Region region_;
   Handoff handoff_;
   Board board_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
-  std::vector<std::unique_ptr<Sampler>> samplers_;  // one per lane
+  std::vector<std::unique_ptr<Lane>> lanes_;        // those of this process
+  std::vector<std::unique_ptr<Sampler>> samplers_;  // one for each of them
   Request request_{};
   Trace trace_{};
   std::vector<Entry> entries_;
@@ -305,8 +325,6 @@ class Engine {
   std::condition_variable wake_workers_, wake_host_;
   std::atomic<int64_t> made_{0};
   std::atomic<int64_t> abort_{0}, round_{0};
-  std::atomic<uint64_t> begun_{0};  // passes of the request that lane 0 has begun
-  std::atomic<int64_t> aborted_pass_{INT64_MAX};
   int32_t status_ = kStopped;
   int working_ = 0;
   int64_t start_ns_ = 0;
@@ -324,6 +342,7 @@ void* monolane_open(const monolane::Setup* setup) {
     return nullptr;
   }
 }
+int64_t monolane_shared_bytes(int32_t workers) { return static_cast<int64_t>(Engine::shared_bytes(workers)); }
 // Returns 0 when a worker is stuck: the worker may still use the engine and its memory, so neither may be freed.
 int monolane_close(void* engine) {
   if (static_cast<Engine*>(engine)->status() == monolane::kStuck) return 0;

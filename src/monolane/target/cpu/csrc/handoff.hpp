@@ -4,6 +4,7 @@
 //
 // A waiting worker watches the pulse of the worker it waits for. Where that pulse has not beaten for the deadline, the waiting worker records its own
 // number, the missing worker and the stage, and all workers leave. A waiting worker beats, because it is alive: only the one that is stuck is reported.
+// Counters, pulses and the report are in memory that lanes in other processes share.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "pulse.hpp"
+#include "region.hpp"
 
 namespace monolane {
 
@@ -34,8 +36,12 @@ struct Stall {
 
 class Handoff {
  public:
-  Handoff(int lanes, int workers, double deadline_s)
-      : workers_(workers), counters_(lanes * workers), pulses_(lanes * workers), check_ns_(static_cast<int64_t>(deadline_s * 1e9 / kChecks)) {}
+  Handoff(Region& region, int lanes, int workers, double deadline_s)
+      : workers_(workers),
+        counters_(region.take<Counters>(lanes * workers)),
+        pulses_(region.take<Pulse>(lanes * workers)),
+        report_(region.take<Report>(1)),
+        check_ns_(static_cast<int64_t>(deadline_s * 1e9 / kChecks)) {}
 
   Pulse& pulse(int worker) { return pulses_[worker]; }
 
@@ -71,13 +77,14 @@ class Handoff {
   // The number of hand-offs that this worker has announced. It is the same for all workers at the same point of the program.
   uint64_t step(int worker) const { return counters_[worker].steps.load(std::memory_order_relaxed); }
 
-  Stall stall() const { return stall_; }
+  Stall stall() const { return report_->stall; }
 
  private:
   static constexpr int kSpins = 4096;               // polls without yielding, about 100 µs; then the thread yields between polls
+  static constexpr uint64_t kMostAhead = 1 << 20;   // counts: far more than those of two passes
   static constexpr int64_t kMostNs = 10'000'000;    // most ns that count between two polls: time in which the process was stopped is not waiting
   static constexpr int kChecks = 8;                  // checks of the pulse without a beat that make up the deadline
-  static constexpr int kMostStarved = 20 * kChecks;  // checks of a starved worker: the wait ends even on a machine that is overloaded for long
+  static constexpr int kMostChecks = 20 * kChecks;   // checks in all: no wait is endless, even where the other worker is alive or starved
 
   static uint64_t count(std::atomic<uint64_t>& counter) {
     const uint64_t value = counter.load(std::memory_order_relaxed) + 1;
@@ -87,14 +94,15 @@ class Handoff {
 
   bool wait_for(int worker, int other, const std::atomic<uint64_t>& theirs, uint64_t value, int stage) {
     for (int i = 0; i < kSpins; i++) {
-      if (theirs.load(std::memory_order_acquire) >= value) return true;
+      if (const uint64_t seen = theirs.load(std::memory_order_acquire); seen >= value) return is_possible(seen - value) || fail(worker, other, stage);
       relax();
     }
-    Watch watch(pulses_[other]);
+    Watch watch(pulses_[other], pulses_[worker].round());
     int64_t waited = 0, last = now_ns();
-    int still = 0, starved = 0;  // checks of the pulse: in a row without a beat; in all, of a worker without processor time
-    while (theirs.load(std::memory_order_acquire) < value) {
-      if (failed_.load(std::memory_order_acquire)) return false;
+    int still = 0, checks = 0;  // of the pulse: in a row without a beat, and in all
+    uint64_t seen;
+    while ((seen = theirs.load(std::memory_order_acquire)) < value) {
+      if (report_->failed.load(std::memory_order_acquire)) return false;
       std::this_thread::yield();
       const int64_t now = now_ns();
       waited += std::min(now - last, kMostNs);
@@ -102,20 +110,21 @@ class Handoff {
       if (waited < check_ns_) continue;
       waited = 0;
       pulses_[worker].beat();
-      if (watch.beats()) {
-        still = 0;
-      } else if (++still >= kChecks) {
-        if (!watch.starved() || ++starved > kMostStarved) return fail(worker, other, stage);
-      }
+      still = watch.beats() ? 0 : still + 1;
+      if (++checks > kMostChecks || (still >= kChecks && !watch.starved())) return fail(worker, other, stage);
     }
-    return true;
+    return is_possible(seen - value) || fail(worker, other, stage);
   }
 
+  // Whether a worker can be so far ahead: no lane is two passes ahead of another. Where a process has overwritten the memory that lanes share, a
+  // counter may say anything.
+  static bool is_possible(uint64_t ahead) { return ahead < kMostAhead; }
+
   bool fail(int worker, int other, int stage) {
-    bool first = false;
-    if (claimed_.compare_exchange_strong(first, true)) {
-      stall_ = {worker, other, stage};
-      failed_.store(true, std::memory_order_release);
+    uint32_t nobody = 0;
+    if (report_->claimed.compare_exchange_strong(nobody, 1)) {
+      report_->stall = {worker, other, stage};
+      report_->failed.store(1, std::memory_order_release);
     }
     return false;
   }
@@ -123,12 +132,15 @@ class Handoff {
   struct alignas(128) Counters {  // two cache lines of 64 bytes: its own, and the adjacent one that the processor prefetches with it
     std::atomic<uint64_t> steps{0}, sent{0};
   };
+  struct Report {
+    std::atomic<uint32_t> claimed{0}, failed{0};
+    Stall stall;
+  };
   const int workers_;  // of a lane
-  std::vector<Counters> counters_;
-  std::vector<Pulse> pulses_;
+  Counters* const counters_;
+  Pulse* const pulses_;
+  Report* const report_;
   const int64_t check_ns_;  // ns between two checks of a pulse
-  std::atomic<bool> claimed_{false}, failed_{false};
-  Stall stall_;
 };
 
 }  // namespace monolane

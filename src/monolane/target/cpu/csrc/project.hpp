@@ -117,7 +117,7 @@ inline void project(Worker& worker, const Stage& stage, int exchange, const Pass
   prepare(worker, stage, pass, first);
   const int stride = round_up(stage.cols, kKBlock);
   const Segment& segment = worker.lane.segment(worker.rank, stage.projection);
-  const uint16_t* tile = reinterpret_cast<const uint16_t*>(worker.lane.setup.tapes[worker.id] + segment.offset);
+  const uint16_t* tile = reinterpret_cast<const uint16_t*>(worker.tape() + segment.offset);
   const float* x = worker.x.get();
   for (int64_t t = 0; t < segment.tiles; t++, tile += kTileRows * stride) {
     alignas(64) float sums[kPassRows][kTileRows];

@@ -1,5 +1,6 @@
 // Tells whether a worker thread is alive. A worker beats while it works, many times within a stage. A worker that has not beaten for long is stuck,
-// unless it is starved: ready to run, but without processor time. Workers write their own Pulse; other threads read it through a Watch.
+// unless it is starved: ready to run, but without processor time; or not yet in the request. Workers write their own Pulse; other threads, also those
+// of other processes, read it through a Watch.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -18,25 +19,29 @@ namespace monolane {
 
 class alignas(128) Pulse {  // two cache lines of 64 bytes: its own, and the adjacent one that the processor prefetches with it
  public:
-  // Called once by the worker's own thread.
-  void begin() {
+  // Called by the worker's own thread at the beginning of a request.
+  void begin(int64_t round) {
 #if defined(__linux__)
-    clockid_t clock{};
-    pthread_getcpuclockid(pthread_self(), &clock);
-    clock_.store(clock, std::memory_order_relaxed);
-    thread_.store(static_cast<int>(syscall(SYS_gettid)), std::memory_order_release);
+    process_.store(getpid(), std::memory_order_relaxed);
+    thread_.store(static_cast<int>(syscall(SYS_gettid)), std::memory_order_relaxed);
 #endif
+    round_.store(round, std::memory_order_release);
   }
+
+  // The latest request that the worker has begun.
+  int64_t round() const { return round_.load(std::memory_order_acquire); }
 
   void beat() { beats_.store(beats_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   uint64_t beats() const { return beats_.load(std::memory_order_relaxed); }
 
-  // Processor time that the worker has used, in ns.
+  // Processor time that the worker has used, in ns; that of all its process where this is not its process.
   int64_t used_ns() const {
 #if defined(__linux__)
-    if (!thread_.load(std::memory_order_acquire)) return 0;
+    const int process = process_.load(std::memory_order_relaxed), thread = thread_.load(std::memory_order_relaxed);
+    clockid_t clock = static_cast<clockid_t>(~static_cast<unsigned>(thread) << 3 | 6);  // what pthread_getcpuclockid() gives for the thread
     timespec used{};
-    clock_gettime(clock_.load(std::memory_order_relaxed), &used);
+    if (process != getpid() && clock_getcpuclockid(process, &clock)) return 0;
+    if (clock_gettime(clock, &used)) return 0;
     return used.tv_sec * int64_t{1'000'000'000} + used.tv_nsec;
 #else
     return 0;
@@ -47,10 +52,8 @@ class alignas(128) Pulse {  // two cache lines of 64 bytes: its own, and the adj
   // where this cannot be found out.
   bool could_run() const {
 #if defined(__linux__)
-    const int thread = thread_.load(std::memory_order_acquire);
-    if (!thread) return true;  // the thread has not started yet
     char path[64], text[256];
-    std::snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+    std::snprintf(path, sizeof path, "/proc/%d/task/%d/stat", process_.load(std::memory_order_relaxed), thread_.load(std::memory_order_relaxed));
     const int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return false;
     const ssize_t size = read(file, text, sizeof text - 1);
@@ -66,15 +69,15 @@ class alignas(128) Pulse {  // two cache lines of 64 bytes: its own, and the adj
  private:
   std::atomic<uint64_t> beats_{0};
 #if defined(__linux__)
-  std::atomic<int> thread_{0};  // thread id; 0 until begin()
-  std::atomic<clockid_t> clock_{};
+  std::atomic<int> process_{0}, thread_{0};
 #endif
+  std::atomic<int64_t> round_{0};
 };
 
-// One observer's view of a worker's pulse: what has changed since the observer last checked.
+// One observer's view of a worker's pulse in a request: what has changed since the observer last checked.
 class Watch {
  public:
-  explicit Watch(const Pulse& pulse) : pulse_(&pulse) { restart(); }
+  Watch(const Pulse& pulse, int64_t round) : pulse_(&pulse), round_(round) { restart(); }
 
   // Whether the worker has beaten since the last call that returned true, or since construction.
   bool beats() {
@@ -84,8 +87,9 @@ class Watch {
   }
 
   // Whether the worker could run but has had too little processor time to beat since its last beat. The limit, kEnoughNs, is far longer than the time
-  // between two beats, because a virtual machine counts time that its host took away as processor time of the thread.
-  bool starved() const { return pulse_->used_ns() - used_ns_ < kEnoughNs && pulse_->could_run(); }
+  // between two beats, because a virtual machine counts time that its host took away as processor time of the thread. A worker that has not begun the
+  // request sleeps until the host wakes it.
+  bool starved() const { return pulse_->round() < round_ || (pulse_->used_ns() - used_ns_ < kEnoughNs && pulse_->could_run()); }
 
  private:
   static constexpr int64_t kEnoughNs = 5'000'000'000;
@@ -96,6 +100,7 @@ class Watch {
   }
 
   const Pulse* pulse_;
+  int64_t round_;
   uint64_t beats_;
   int64_t used_ns_;
 };

@@ -44,23 +44,35 @@ struct Pass {
 // copies, used by alternate passes: a lane may be ahead of another, but never by two passes, because every pass needs something of every lane.
 class Board {
  public:
-  Board() : outputs_(make_floats(size_t(kCopies) * kExchanges * kLanes * kPassRows * kStride)), logits_(make_floats(size_t(kCopies) * kPassRows * kVocab)) {}
+  explicit Board(Region& region)
+      : outputs_(region.take<float>(size_t(kCopies) * kExchanges * kLanes * kPassRows * kStride)),
+        logits_(region.take<float>(size_t(kCopies) * kPassRows * kVocab)),
+        begun_(region.take<std::atomic<uint64_t>>(1)),
+        aborted_(region.take<std::atomic<uint64_t>>(1)) {}
 
   // What a lane's workers have made in the stage with this exchange, for one row of the pass: kHidden floats.
   float* output(const Pass& pass, int exchange, int lane, int row) {
-    return outputs_.get() + (((pass.number % kCopies * kExchanges + exchange) * kLanes + lane) * kPassRows + row) * kStride;
+    return outputs_ + (((pass.number % kCopies * kExchanges + exchange) * kLanes + lane) * kPassRows + row) * kStride;
   }
+  // The first pass of a request that lane 0 has not begun; a number that only grows from request to request.
+  std::atomic<uint64_t>& begun() { return *begun_; }
+  // The pass at which all lanes leave the request that is aborted.
+  std::atomic<uint64_t>& aborted() { return *aborted_; }
+  static uint64_t place(int64_t round, int64_t pass) { return static_cast<uint64_t>(round) << 32 | static_cast<uint64_t>(pass); }
+
   // The logits of one row, over the whole vocabulary.
-  float* logits(const Pass& pass, int row) { return logits_.get() + (pass.number % kCopies * kPassRows + row) * kVocab; }
+  float* logits(const Pass& pass, int row) { return logits_ + (pass.number % kCopies * kPassRows + row) * kVocab; }
 
  private:
   static constexpr int kCopies = kLanes > 1 ? 2 : 1;
   static constexpr int64_t kStride = round_up(kHidden, kKBlock);
-  Floats outputs_, logits_;
+  float *const outputs_, *const logits_;
+  std::atomic<uint64_t>*const begun_, *const aborted_;
 };
 
 struct Lane {
-  Lane(int number, const Setup& given, Board& all) : index(number), setup(given), constants(given.constants[number]), board(all) {
+  Lane(int number, const Setup& given, Board& all)
+      : index(number), here(number - given.first_lane), setup(given), constants(given.constants[here]), board(all) {
     splits = (setup.context + kSplit - 1) / kSplit;
     for (int b = 0; b < kBufferCount; b++) {
       const size_t size = kBufferIsPerSplit[b] ? static_cast<size_t>(splits) * kHeads * kPartial : b == kLogitsBuffer ? 0 : stride(b);
@@ -81,11 +93,12 @@ struct Lane {
 
   static constexpr uint64_t kNever = UINT64_MAX;
 
-  const int index;
+  const int index;  // among all lanes
+  const int here;   // among those of this process
   const Setup& setup;
   const float* const constants;
   Board& board;
-  Cache cache{};  // of the current request, for all lanes
+  Cache cache{};  // of the current request, for all lanes of this process
   int64_t splits;
   std::vector<Floats> buffers;
   Floats cosines, sines;  // RoPE coefficients of the current pass: [row][kHeadDim / 2]
@@ -108,6 +121,8 @@ struct Worker {
       if (other != lane.index && !handoff.receive(id, other * lane.setup.workers + rank, sent[sent_in], stage)) return false;
     return true;
   }
+
+  const uint8_t* tape() const { return lane.setup.tapes[lane.here * lane.setup.workers + rank]; }
 
   const int id;    // among the workers of all lanes
   const int rank;  // among those of its lane
