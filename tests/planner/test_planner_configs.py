@@ -105,7 +105,7 @@ def shape_of_config(config: dict[str, Any]) -> Shape:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"laneformer", "kimi_k2"}))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"laneformer_tp", "kimi_k2"}))
 def test_parameters_are_those_transformers_builds(family: str, seed: int) -> None:
     config = AutoConfig.for_model(family, **random_config(family, seed))
     with torch.device("meta"):

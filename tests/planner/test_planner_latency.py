@@ -153,7 +153,7 @@ def test_windows_and_states_bound_the_cache() -> None:
         return footprint(shape, named("bf16"), context, 1).cache.held
 
     per_token = 2 * 16 * 96 * 2
-    assert cache(laneformer, 4096) == per_token * (10 * 2048 + 5 * 4096)
+    assert cache(laneformer, 4096) == per_token * (10 * 512 + 5 * 4096)
     state = cache(next_, 0)
     assert state > 0
     assert cache(next_, 1000) - state == 12 * 2 * 2 * 256 * 2 * 1000  # every fourth layer attends

@@ -132,6 +132,15 @@ def test_a_process_that_is_stopped_ends_the_request_and_is_named() -> None:
         os.kill(pids[0], signal.SIGKILL)
 
 
+def test_a_process_that_was_stopped_before_a_request_is_named() -> None:
+    with apart() as (target, pids):
+        answer(target, long())
+        os.kill(pids[0], signal.SIGSTOP)
+        with pytest.raises(TargetError, match="The process of lane 1 does not answer"):
+            answer(target, long())
+        os.kill(pids[0], signal.SIGKILL)
+
+
 def test_a_lane_that_does_not_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 3\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -25,6 +26,12 @@ class Channel:
         body = json.dumps(message).encode()
         socket.send_fds(self._socket, [_LENGTH.pack(len(body))], list(files))
         self._socket.sendall(body)
+
+    def has_message(self, wait_s: float) -> bool:
+        """Whether a message has come, or the end, within so many seconds."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * wait_s))
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """The next message and its descriptors; None where the other process has closed its end or is dead."""

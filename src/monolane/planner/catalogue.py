@@ -24,7 +24,6 @@ class Entry:
     title: str
     config: Mapping[str, object]
     assumed: Mapping[str, str] = field(default_factory=dict)  # unconfirmed keys -> where their values come from
-    delay: int = 0  # modules by which the model was trained to receive the other lanes' results later
 
 
 def _sizes(
@@ -96,9 +95,10 @@ _LATENT = {
     "first_k_dense_replace": 1,
 }
 _LANEFORMER = {
-    "use_sliding_window": True,
-    "sliding_window": 2048,
-    "layer_types": ["sliding_attention"] * 10 + ["full_attention"] * 5,
+    "num_lanes": 8,
+    "broadcast_delay": 2,
+    "sliding_window": 512,
+    "sliding_window_n_layers": 10,
 }
 
 CATALOGUE: dict[str, Entry] = {
@@ -132,12 +132,7 @@ CATALOGUE: dict[str, Entry] = {
         Entry(
             "laneformer-2b",
             "Laneformer 2B",
-            {**_sizes("laneformer", 3072, 15, 32, 16, 96, 12288, 32000, 4096), **_LANEFORMER},
-            {
-                "hidden_size, head_dim, intermediate_size": "derived from file sizes, not stated by its makers",
-                "sliding_window": "2048; another source says 512",
-            },
-            delay=4,
+            {**_sizes("laneformer_tp", 3072, 15, 32, 16, 96, 12288, 32000, 4096), **_LANEFORMER},
         ),
         Entry("llama-2-7b", "Llama 2 7B", _sizes("llama", 4096, 32, 32, 32, 128, 11008, 32000, 4096)),
         Entry("llama-3.1-8b", "Llama 3.1 8B", _sizes("llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072)),

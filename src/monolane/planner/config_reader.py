@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monolane.errors import UnsupportedModelError
+from monolane.model.families.laneformer import broadcast_delay, lane_windows
 from monolane.model.families.shared import (
     CONTEXT_LIMIT,
     FFN_LIMIT,
@@ -61,6 +62,11 @@ def read_shape(settings: Settings) -> Shape:
         context=settings.integer("max_position_embeddings", CONTEXT_LIMIT),
         layers=tuple(FAMILIES[family](settings, count)),
     )
+
+
+def read_delay(settings: Settings) -> int:
+    """Modules, of which a layer has two, by which the model was trained to receive the other lanes' results later."""
+    return 2 * broadcast_delay(settings) if settings.get("model_type") == "laneformer_tp" else 0
 
 
 def _dense(windows_of: WindowsOf, qkv_bias: bool = False, qk_norm: bool = False) -> LayersOf:
@@ -262,7 +268,7 @@ def _optional(settings: Settings, key: str) -> int | None:
 
 FAMILIES: dict[str, LayersOf] = {
     "llama": _dense(_no_windows),
-    "laneformer": _dense(layer_windows),
+    "laneformer_tp": _dense(lane_windows),
     "mistral": _dense(_same_windows),
     "qwen2": _dense(layer_windows, qkv_bias=True),
     "qwen3": _dense(layer_windows, qk_norm=True),

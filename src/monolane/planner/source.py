@@ -21,7 +21,7 @@ from monolane.model.json_object import read_json_object
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor
 from monolane.planner.catalogue import CATALOGUE, Entry
-from monolane.planner.config_reader import language_part, read_shape
+from monolane.planner.config_reader import language_part, read_delay, read_shape
 from monolane.planner.parts import Part
 from monolane.planner.precision import PUBLISHED, Precision, named, published
 from monolane.planner.shape import Shape, shape_of
@@ -62,12 +62,12 @@ def describe(spec: str, hub: Hub | None = None) -> Described:
 
 
 def from_entry(entry: Entry) -> Described:
-    return _described(entry.title, Settings(entry.config, entry.name), entry.delay, entry.assumed)
+    return _described(entry.title, Settings(entry.config, entry.name), entry.assumed)
 
 
-def _described(name: str, settings: Settings, delay: int = 0, assumed: Mapping[str, str] | None = None) -> Described:
+def _described(name: str, settings: Settings, assumed: Mapping[str, str] | None = None) -> Described:
     settings = language_part(settings)
-    return Described(name, read_shape(settings), lambda: published(settings), delay, assumed or {})
+    return Described(name, read_shape(settings), lambda: published(settings), read_delay(settings), assumed or {})
 
 
 def _local(spec: str) -> Path | None:

@@ -44,10 +44,10 @@ def file_name(name: str) -> str:
 
 def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     count = settings.integer("num_lanes", LANES_LIMIT)
-    config = replace(plain, norm_eps=settings.number("norm_eps"), windows=_windows(settings, plain.layers))
+    config = replace(plain, norm_eps=settings.number("norm_eps"), windows=lane_windows(settings, plain.layers))
     lanes = LaneConfig(
         count=count,
-        delay=_delay(settings),
+        delay=broadcast_delay(settings),
         exchanges_attention=settings.flag("use_attention_comm", settings.flag("use_comm", True)),
         exchanges_mlp=settings.flag("use_mlp_comm", settings.flag("use_comm", True)),
         early_sums=settings.flag("use_early_comm"),
@@ -79,8 +79,8 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     return replace(config, lanes=lanes)
 
 
-def _delay(settings: Settings) -> int:
-    """0 is allowed: then every lane adds all outputs at once, as in plain tensor parallelism."""
+def broadcast_delay(settings: Settings) -> int:
+    """In layers. 0 is allowed: then every lane adds all outputs at once, as in plain tensor parallelism."""
     return 0 if settings.get("broadcast_delay") == 0 else settings.integer("broadcast_delay", LAYERS_LIMIT)
 
 
@@ -94,7 +94,7 @@ def _head(settings: Settings) -> HeadKind:
     return _HEADS[kind]
 
 
-def _windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
+def lane_windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
     """The first n layers have the window, or the last -n, or those of a list; all but ``unclamped_layers``."""
     number, listed = settings.get("sliding_window_n_layers"), settings.get("swa_layers")
     unclamped = _layer_list(settings, "unclamped_layers", layers)

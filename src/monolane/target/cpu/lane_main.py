@@ -43,6 +43,7 @@ def main() -> None:
             follower.start(message["run"], message["all_logits"])
             channel.send({"is": "started"})
             follower.finish()
+            channel.send({"is": "ended"})
 
 
 def _receive(channel: Channel, messages: queue.SimpleQueue[dict[str, Any]]) -> None:

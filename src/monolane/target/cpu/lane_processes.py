@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from monolane.target.cpu.runtime import DEADLINE_S, CacheShape
 PYTHON = (sys.executable, "-P")  # -P: nothing is imported from the folder that a user happens to be in
 EXIT_S = 3.0  # for a process to exit by itself; then it is killed
 CAUSE_S = 2.0  # to learn how a process ended
+ANSWER_S = 60.0  # the longest that a process may take to answer, on a machine that is very busy
+CHECK_S = 0.3  # between two checks whether a process that does not answer was stopped
 
 
 class LaneProcesses:
@@ -37,6 +40,7 @@ class LaneProcesses:
 
     def __init__(self) -> None:
         self._processes: list[_LaneProcess] = []
+        self._is_running = False  # a request, of which they have not said that it has ended
 
     def open(
         self,
@@ -81,11 +85,16 @@ class LaneProcesses:
         message = {"run": dataclasses.asdict(request) | {"tokens": list(map(int, request.tokens)),
                    "stop_tokens": sorted(request.stop_tokens)}, "all_logits": all_logits}  # fmt: skip
         self._ask(message, "started")
+        self._is_running = True
 
     def copy(self, source: int, destination: int, tokens: int) -> None:
         self._ask({"copy": [source, destination, tokens]}, "copied")
 
     def _ask(self, message: dict[str, Any], answer: str) -> None:
+        if self._is_running:  # no lane may begin a request while another still reads what was exchanged in the last one
+            for process in self._processes:
+                process.expect("ended")
+            self._is_running = False
         for process in self._processes:
             process.send(message)
         for process in self._processes:
@@ -124,10 +133,16 @@ class _LaneProcess:
             self._channel.send(message, files)
 
     def expect(self, answer: str) -> None:
-        """Wait for an answer; TargetError where the process has ended instead."""
+        """Wait for an answer; TargetError where the process has ended, or does not answer."""
+        waited_s = 0.0
+        while not self._channel.has_message(CHECK_S):
+            waited_s += CHECK_S
+            if waited_s > ANSWER_S or is_stopped(self.pid):
+                raise TargetError(f"The process of lane {self.lane} does not answer.", "Load the model again.")
         received = self._channel.receive()
         if received is None or received[0] != {"is": answer}:
-            raise TargetError(f"{self.problem(CAUSE_S) or f'Lane {self.lane} gave a wrong answer'}.", "Load again.")
+            problem = self.problem(CAUSE_S) or f"The process of lane {self.lane} gave a wrong answer"
+            raise TargetError(f"{problem}.", "Load the model again.")
 
     def problem(self, wait_s: float = 0.1) -> str | None:
         """How the process has ended; None where it has not."""
@@ -145,3 +160,11 @@ class _LaneProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False

@@ -84,7 +84,8 @@ class Handoff {
   static constexpr uint64_t kMostAhead = 1 << 20;   // counts: far more than those of two passes
   static constexpr int64_t kMostNs = 10'000'000;    // most ns that count between two polls: time in which the process was stopped is not waiting
   static constexpr int kChecks = 8;                  // checks of the pulse without a beat that make up the deadline
-  static constexpr int kMostChecks = 20 * kChecks;   // checks in all: no wait is endless, even where the other worker is alive or starved
+  static constexpr int kMostStarved = 20 * kChecks;  // checks of a starved worker: the wait ends even on a machine that is overloaded for long
+  static constexpr int kMostChecks = 240 * kChecks;  // checks in all: no wait is endless, even where the other worker beats
 
   static uint64_t count(std::atomic<uint64_t>& counter) {
     const uint64_t value = counter.load(std::memory_order_relaxed) + 1;
@@ -99,7 +100,7 @@ class Handoff {
     }
     Watch watch(pulses_[other], pulses_[worker].round());
     int64_t waited = 0, last = now_ns();
-    int still = 0, checks = 0;  // of the pulse: in a row without a beat, and in all
+    int still = 0, starved = 0, checks = 0;  // checks of the pulse: in a row without a beat; of a worker without processor time; in all
     uint64_t seen;
     while ((seen = theirs.load(std::memory_order_acquire)) < value) {
       if (report_->failed.load(std::memory_order_acquire)) return false;
@@ -111,7 +112,8 @@ class Handoff {
       waited = 0;
       pulses_[worker].beat();
       still = watch.beats() ? 0 : still + 1;
-      if (++checks > kMostChecks || (still >= kChecks && !watch.starved())) return fail(worker, other, stage);
+      const bool is_stuck = still >= kChecks && (!watch.starved() || ++starved > kMostStarved);
+      if (is_stuck || ++checks > kMostChecks) return fail(worker, other, stage);
     }
     return is_possible(seen - value) || fail(worker, other, stage);
   }
