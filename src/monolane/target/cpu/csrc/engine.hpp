@@ -83,6 +83,7 @@ class Engine {
     working_ = setup_.threads;
     start_ns_ = now_ns();
     round_++;
+    std::lock_guard watching(watches_mutex_);
     watches_.clear();
     for (int w = 0; w < setup_.lanes * setup_.workers; w++) watches_.emplace_back(handoff_.pulse(first_worker() + w), round_.load());
     wake_workers_.notify_all();
@@ -111,7 +112,7 @@ class Engine {
   // A number that grows as long as the workers are alive. A worker that the operating system gives no processor time counts as alive. Only one thread
   // at a time may call this.
   uint64_t steps() {
-    std::lock_guard lock(mutex_);
+    std::lock_guard watching(watches_mutex_);
     for (Watch& watch : watches_) steps_ += watch.beats() || watch.starved();
     return steps_;
   }
@@ -320,6 +321,7 @@ class Engine {
   std::vector<Entry> entries_;
   std::vector<std::thread> threads_;
   std::vector<Watch> watches_;
+  std::mutex watches_mutex_;  // apart from mutex_: a worker that waited for a lock held here would look as if it slept
   uint64_t steps_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_workers_, wake_host_;
