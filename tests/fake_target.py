@@ -56,7 +56,7 @@ class Faults:
 
     crash@n, error@n    a request dies with its process, or fails, at its n-th token
     stall@n, freeze@n   from the n-th token on the device does nothing, or the whole process stops
-    busy@n              at the n-th token no other thread of the process gets the interpreter for two seconds
+    busy@n              at the n-th token no other thread of the process gets the GIL for two seconds
     end@n               a request ends with its n-th token, though more were asked for
 
     and of whatever else somebody asks for by name. ``only_once`` is the path of a file that is made at the first fault,
@@ -233,11 +233,11 @@ class FakeRun:
             self._stalled = True
             threading.Event().wait()
         if strike(f"busy@{count}"):
-            _keep_the_interpreter(seconds=2.0)
+            _hold_the_gil(seconds=2.0)
 
 
-def _keep_the_interpreter(seconds: float) -> None:
-    """As a library does that computes for long without letting go of the interpreter's lock."""
+def _hold_the_gil(seconds: float) -> None:
+    """As a library does that computes for long without releasing the GIL."""
     before, end_s = sys.getswitchinterval(), time.monotonic() + seconds
     sys.setswitchinterval(2 * seconds)
     while time.monotonic() < end_s:

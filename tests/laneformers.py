@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -11,6 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from monolane.model.config import ModelConfig
 from monolane.model.huggingface import open_folder, read_folder_config
 from monolane.train.laneformer import Laneformer
 from random_models import RandomModel
@@ -61,10 +63,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def laneformer(variant: str, length: int = 100) -> RandomModel:
+def laneformer(variant: str, length: int = 100, early_sends: bool = True) -> RandomModel:
+    """``early_sends``: no key of a config, see LaneConfig."""
     folder = Path(mkdtemp(prefix="laneformer"))
     (folder / "config.json").write_text(json.dumps(PLAIN | VARIANTS[variant]))
-    config = read_folder_config(folder)
+    config = _with(read_folder_config(folder), early_sends)
     torch.manual_seed(len(variant))
     module = Laneformer(config).eval()
     with torch.no_grad():
@@ -79,4 +82,9 @@ def laneformer(variant: str, length: int = 100) -> RandomModel:
         del state["lm_head.weight"]
     safetensors.torch.save_file(state, folder / "model.safetensors")
     ours, weights = open_folder(folder)
-    return RandomModel(folder, ours, weights, tokens.tolist(), logits)
+    return RandomModel(folder, _with(ours, early_sends), weights, tokens.tolist(), logits)
+
+
+def _with(config: ModelConfig, early_sends: bool) -> ModelConfig:
+    assert config.lanes is not None
+    return replace(config, lanes=replace(config.lanes, early_sends=early_sends))

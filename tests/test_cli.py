@@ -30,14 +30,14 @@ class Terminal:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._patch = monkeypatch
         self._capsys = capsys
-        self.opened: list[tuple[object, ...]] = []
+        self.opened: list[dict[str, object]] = []
 
     def answers(self, text: str, **model: int) -> FakeTarget:
         """From now on, every model answers this."""
         llm, target = fake_llm(text, **model)
 
-        def open_fake(*how: object) -> object:
-            self.opened.append(how)
+        def open_fake(model: str, **options: object) -> object:
+            self.opened.append({"model": model} | options)
             return llm
 
         self._patch.setattr(opening, "open_llm", open_fake)
@@ -96,7 +96,8 @@ def test_generate_writes_the_answer_and_nothing_else_to_stdout(terminal: Termina
     assert "5 tokens" in err
     assert "tok/s" in err
     assert list(target.requests[0].tokens) == encode("The sky is ")
-    assert terminal.opened == [("some-model", "auto", 2, None, "together", 99)]
+    machine = {"device": "auto", "workers": 2, "lanes": None, "placement": "together", "context": 99}
+    assert terminal.opened == [{"model": "some-model"} | machine]
 
 
 def test_generate_as_json_is_one_object(terminal: Terminal) -> None:
@@ -167,7 +168,7 @@ def test_no_prompt_at_a_keyboard_is_a_mistake(terminal: Terminal) -> None:
 
 
 def test_an_error_ends_the_program_with_its_own_code(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ModelFileError("The file is cut short.", "Fetch it again.")
 
     monkeypatch.setattr(opening, "open_llm", broken)
@@ -177,7 +178,7 @@ def test_an_error_ends_the_program_with_its_own_code(terminal: Terminal, monkeyp
 
 
 def test_ctrl_c_ends_generate_with_130(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(opening, "open_llm", interrupted)

@@ -33,5 +33,6 @@ def chat(
     from monolane.cli.chat_loop import ChatLoop
 
     params = options.sampling_params(command)
-    with opening.open_llm(model, device, workers, lanes, placement, context) as llm:
+    machine = {"device": device, "workers": workers, "lanes": lanes, "placement": placement, "context": context}
+    with opening.open_llm(model, **machine) as llm:
         ChatLoop(llm, params, system).run()

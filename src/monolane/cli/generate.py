@@ -49,7 +49,8 @@ def generate(
         raise UsageError("--logprobs has nowhere to go.", "Add --json.")
     params = options.sampling_params(command)
     text = _stdin() if prompt is None else prompt
-    with opening.open_llm(model, device, workers, lanes, placement, context) as llm:
+    machine = {"device": device, "workers": workers, "lanes": lanes, "placement": placement, "context": context}
+    with opening.open_llm(model, **machine) as llm:
         if as_json:
             typer.echo(json.dumps(llm.generate(text, params).to_dict()))
         else:

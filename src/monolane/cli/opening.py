@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monolane.engine.llm import LLM
 
 
-def open_llm(
-    model: str, device: str, workers: int | None, lanes: int | None, placement: str, context: int | None
-) -> LLM:
+def open_llm(model: str, **options: Any) -> LLM:
+    """``options``: those of LLM."""
     from monolane.cli.progress_bar import progress_bar
     from monolane.engine.llm import LLM
 
-    return LLM(
-        model,
-        device=device,
-        workers=workers,
-        lanes=lanes,
-        placement=placement,
-        context=context,
-        progress=progress_bar(),
-    )
+    return LLM(model, progress=progress_bar(), **options)

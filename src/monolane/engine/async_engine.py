@@ -87,7 +87,9 @@ class AsyncEngine:
             return load_model(resolve(str(spec), progress), progress)
 
         def command(model: Model) -> list[str]:
-            return core_command(model.path, device, workers, lanes, placement, context)
+            return core_command(
+                model.path, device=device, workers=workers, lanes=lanes, placement=placement, context=context
+            )
 
         return cls(load, command, queue_limit=queue_limit, progress=progress)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monolane.engine import messages
 from monolane.engine.constraint import Constraint
@@ -45,19 +45,10 @@ TOKENS_PER_MESSAGE = 256  # written to the ring at most before the supervisor is
 Loaded = tuple[Target, Callable[[str], Constraint]]  # a target, and what makes a constraint of a grammar
 
 
-def core_command(
-    path: Path, device: str, workers: int | None, lanes: int | None, placement: str, context: int | None
-) -> list[str]:
-    """The command line of an engine process for a model. The supervisor appends two file descriptors."""
-    options = {
-        "path": str(path),
-        "device": device,
-        "workers": workers,
-        "lanes": lanes,
-        "placement": placement,
-        "context": context,
-    }
-    return [*PYTHON, "-m", "monolane.engine.core", json.dumps(options)]
+def core_command(path: Path, **options: object) -> list[str]:
+    """The command line of an engine process for a model; the options are those of ``open_target``. The supervisor
+    appends two file descriptors."""
+    return [*PYTHON, "-m", "monolane.engine.core", json.dumps({"path": str(path)} | options)]
 
 
 def main() -> None:
@@ -204,30 +195,13 @@ class ProgressMessages:
         self._send(messages.Loading(self._label, self._done, self._total))
 
 
-def _load(
-    progress: Progress,
-    path: Path,
-    device: str,
-    workers: int | None,
-    lanes: int | None,
-    placement: str,
-    context: int | None,
-) -> Loaded:
+def _load(progress: Progress, path: Path, **options: Any) -> Loaded:
     from monolane.engine.grammar import grammar_maker
     from monolane.model.load import load_model
     from monolane.target import open_target
 
     model = load_model(path)
-    target = open_target(
-        model.config,
-        model.weights,
-        device=device,
-        workers=workers,
-        lanes=lanes,
-        placement=placement,
-        context=context,
-        progress=progress,
-    )
+    target = open_target(model.config, model.weights, progress=progress, **options)
     return target, grammar_maker(model.tokenizer, model.stop_tokens, model.config.vocab)
 
 

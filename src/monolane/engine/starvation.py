@@ -1,6 +1,6 @@
 """Tells a process that hangs from one that is only slow to show that it lives.
 
-On a busy machine, or while a library holds the interpreter's lock, a healthy process may not beat for seconds. Linux
+On a busy machine, or while a library holds the GIL, a healthy process may not beat for seconds. Linux
 says what its threads do: one that runs, or waits for a processor or for the disk, will get further; where all of them
 sleep or are stopped, nobody will beat any more.
 """

@@ -51,13 +51,13 @@ def _first_logits_stage(program: Program) -> int:
 
 
 def _exchanges(stage: Stage) -> bool:
-    """Whether lanes write outputs of the stage to the board, a residual stream's width each."""
+    """Whether lanes write outputs of the stage to the mailbox, a residual stream's width each."""
     return isinstance(stage, Combine) or (isinstance(stage, Project) and stage.exchange is not None)
 
 
 def _exchange_table(program: Program) -> list[str]:
-    """Of each stage: its slot on the board, the factor of a lane's own output, and the stage whose outputs of the other
-    lanes are added."""
+    """Of each stage: its slot in the mailbox, the factor of a lane's own output, and the stage whose outputs of the
+    other lanes are added."""
     places = {(stage.name, getattr(stage, "layer", None)): index for index, stage in enumerate(program.stages)}
     rows, slot = [], 0
     for index, stage in enumerate(program.stages):
@@ -73,7 +73,7 @@ def _exchange_table(program: Program) -> list[str]:
     joining = next((stage.joining for stage in program.stages if isinstance(stage, Combine)), Joining.SUM)
     return [
         "struct Exchange {",
-        "  int slot;    // on the board, or kNone",
+        "  int slot;    // in the mailbox, or kNone",
         "  float own;   // factor of the lane's own output",
         "  int source;  // the stage whose outputs of the other lanes are added: this one or an earlier one, or kNone",
         "};",

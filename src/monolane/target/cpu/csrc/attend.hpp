@@ -24,7 +24,7 @@ constexpr int kKeys = kKvHeads * kHeadDim;
 struct CacheView {  // one layer, one KV head
   CacheView(const Lane& lane, int layer, int head) {
     const int64_t positions = lane.splits * kSplit;
-    const int64_t base = ((static_cast<int64_t>(lane.here) * kLayers + layer) * kKvHeads + head) * positions;
+    const int64_t base = ((static_cast<int64_t>(lane.local_index) * kLayers + layer) * kKvHeads + head) * positions;
     keys = static_cast<Cached*>(lane.cache.keys) + base * kHeadDim;
     values = static_cast<Cached*>(lane.cache.values) + base * kHeadStride;
   }

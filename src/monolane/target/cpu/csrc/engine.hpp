@@ -30,10 +30,10 @@ class Engine {
         own_memory_(setup.shared ? nullptr : make_floats(shared_bytes(setup.workers) / sizeof(float))),
         region_(setup.shared ? setup.shared : own_memory_.get()),
         handoff_(region_, kLanes, setup.workers, setup.deadline_s),
-        board_(region_),
+        mailbox_(region_),
         entries_(setup.context) {
     for (int lane = setup.first_lane; lane < setup.first_lane + setup.lanes; lane++) {
-      lanes_.push_back(std::make_unique<Lane>(lane, setup_, board_));
+      lanes_.push_back(std::make_unique<Lane>(lane, setup_, mailbox_));
       samplers_.push_back(std::make_unique<Sampler>(lane * setup.workers, setup.workers, handoff_));
     }
     try {
@@ -49,7 +49,7 @@ class Engine {
     constexpr size_t kPage = 4096;
     Region region(nullptr);
     Handoff(region, kLanes, workers, 0.0);
-    Board{region};
+    Mailbox{region};
     return (region.size() + kPage - 1) / kPage * kPage;
   }
 
@@ -76,7 +76,7 @@ class Engine {
       lane->cache = cache;
       lane->made = 0;
       lane->leave_at = Lane::kNever;
-      samplers_[lane->here]->begin(request);
+      samplers_[lane->local_index]->begin(request);
     }
     made_ = 0;
     status_ = kRunning;
@@ -241,15 +241,15 @@ class Engine {
   // The first worker of lane 0 reads the abort flag, and the workers of every lane leave at the hand-off that follows. Other lanes may be further than
   // lane 0, but not by a whole pass: where there are any, they leave in the pass after this one. Returns false when a worker is stuck.
   bool check_abort(Worker& worker, int s, const Pass& pass) {
-    const uint64_t none = Board::place(round_, 0), now = Board::place(round_, pass.number);
+    const uint64_t none = Mailbox::place(round_, 0), now = Mailbox::place(round_, pass.number);
     if (worker.id == 0) {
-      if (abort_ == round_ && board_.aborted() < none) board_.aborted() = now + (kLanes > 1);
-      board_.begun().store(now + 1, std::memory_order_release);
+      if (abort_ == round_ && mailbox_.aborted() < none) mailbox_.aborted() = now + (kLanes > 1);
+      mailbox_.begun().store(now + 1, std::memory_order_release);
     } else if (pass.number > 0) {
       // Lane 0 has begun the pass before, so it has decided about this one.
-      if (!handoff_.receive_count(worker.id, 0, board_.begun(), now, s)) return false;
+      if (!handoff_.receive_count(worker.id, 0, mailbox_.begun(), now, s)) return false;
     }
-    if (board_.aborted() >= none && board_.aborted() <= now) finish(worker, kAborted);
+    if (mailbox_.aborted() >= none && mailbox_.aborted() <= now) finish(worker, kAborted);
     return true;
   }
 
@@ -262,13 +262,13 @@ class Engine {
     Lane& lane = worker.lane;
     if (request_.all_logits) {
       for (int p = 0; p < pass.rows && worker.id == 0; p++)
-        std::copy_n(board_.logits(pass, p), kVocab, request_.all_logits + (pass.start - request_.cached + p) * kVocab);
+        std::copy_n(mailbox_.logits(pass, p), kVocab, request_.all_logits + (pass.start - request_.cached + p) * kVocab);
       return true;
     }
     try {
       Entry other_lanes;  // nobody reads it
-      Entry& entry = lane.here == 0 ? entries_[lane.made] : other_lanes;
-      switch (samplers_[lane.here]->choose(worker.rank, stage, board_.logits(pass, 0), pass.start + pass.rows, entry)) {
+      Entry& entry = lane.local_index == 0 ? entries_[lane.made] : other_lanes;
+      switch (samplers_[lane.local_index]->choose(worker.rank, stage, mailbox_.logits(pass, 0), pass.start + pass.rows, entry)) {
         case Sampler::kMine:
           publish(worker, entry);
           break;
@@ -293,7 +293,7 @@ class Engine {
     const bool stop = std::find(request_.stop_tokens, request_.stop_tokens + request_.stop_count, entry.token) !=
                       request_.stop_tokens + request_.stop_count;
     if (stop || lane.made == request_.max_tokens) finish(worker, stop ? kStopped : kLengthReached);
-    if (lane.here != 0) return;
+    if (lane.local_index != 0) return;
     std::lock_guard lock(mutex_);
     made_ = lane.made;
     wake_host_.notify_all();
@@ -302,7 +302,7 @@ class Engine {
   // Ends the request; called by one worker of every lane. The workers of the lane leave at the hand-off that follows.
   void finish(const Worker& worker, Status status) {
     worker.lane.leave_at = handoff_.step(worker.id) + 1;
-    if (worker.lane.here != 0) return;
+    if (worker.lane.local_index != 0) return;
     std::lock_guard lock(mutex_);
     status_ = status;
   }
@@ -313,7 +313,7 @@ class Engine {
   Floats own_memory_;
   Region region_;
   Handoff handoff_;
-  Board board_;
+  Mailbox mailbox_;
   std::vector<std::unique_ptr<Lane>> lanes_;        // those of this process
   std::vector<std::unique_ptr<Sampler>> samplers_;  // one for each of them
   Request request_{};

@@ -1,5 +1,5 @@
 // What crosses lanes: the sums of residual projections, and the stage that combines the lanes' residual streams before the head. A worker writes its
-// rows of its lane's output to the board, and needs the same rows of the other lanes: those of the workers of the same rank, because all lanes divide
+// rows of its lane's output to the mailbox, and needs the same rows of the other lanes: those of the workers of the same rank, because all lanes divide
 // their rows alike. Sums are in the order of the lanes.
 #pragma once
 #include "prepare.hpp"
@@ -19,13 +19,13 @@ inline bool add_outputs(Worker& worker, int s, const Pass& pass) {
   const int last = std::min(stage.rows, first + static_cast<int>(segment.tiles) * kTileRows);
   for (int p = 0; p < pass.rows; p++) {
     const float* residual = lane.row(stage.residual, p);
-    const float* own = lane.board.output(pass, exchange.slot, lane.index, p);
+    const float* own = lane.mailbox.output(pass, exchange.slot, lane.index, p);
     float* out = lane.row(stage.writes, p);
     for (int r = first; r < last; r++) {
-      float sum = is_now ? lane.board.output(pass, source, 0, p)[r] : exchange.own * own[r];
+      float sum = is_now ? lane.mailbox.output(pass, source, 0, p)[r] : exchange.own * own[r];
       if (source != kNone)
         for (int other = is_now; other < kLanes; other++)
-          if (is_now || other != lane.index) sum += lane.board.output(pass, source, other, p)[r];
+          if (is_now || other != lane.index) sum += lane.mailbox.output(pass, source, other, p)[r];
       out[r] = residual[r] + sum;
     }
   }
@@ -38,7 +38,7 @@ inline std::pair<int, int> combined_share(const Worker& worker) {
   return {std::min(kHidden, worker.rank * share), std::min(kHidden, (worker.rank + 1) * share)};
 }
 
-// Writes the worker's share of its lane's residual stream, normed where the stage has a norm, to the board.
+// Writes the worker's share of its lane's residual stream, normed where the stage has a norm, to the mailbox.
 inline void offer_stream(Worker& worker, int s, const Pass& pass) {
   const Stage& stage = kStages[s];
   Lane& lane = worker.lane;
@@ -46,7 +46,7 @@ inline void offer_stream(Worker& worker, int s, const Pass& pass) {
   for (int p = pass.logits_from; p < pass.rows; p++) {
     const float* in = lane.row(stage.reads, p);
     const float scale = stage.norm == kNone ? 1.0f : inverse_rms(in, kHidden, stage.eps);
-    float* out = lane.board.output(pass, kStageExchanges[s].slot, lane.index, p);
+    float* out = lane.mailbox.output(pass, kStageExchanges[s].slot, lane.index, p);
     for (int k = first; k < last; k++) out[k] = stage.norm == kNone ? in[k] : in[k] * scale * lane.constants[stage.norm + k];
   }
 }
@@ -62,11 +62,11 @@ inline bool join_streams(Worker& worker, int s, const Pass& pass) {
     float* out = lane.row(stage.writes, p);
     for (int k = first; k < last; k++) {
       if (kJoining == Joining::kConcat) {
-        for (int other = 0; other < kLanes; other++) out[other * kHidden + k] = lane.board.output(pass, slot, other, p)[k];
+        for (int other = 0; other < kLanes; other++) out[other * kHidden + k] = lane.mailbox.output(pass, slot, other, p)[k];
         continue;
       }
-      float sum = lane.board.output(pass, slot, 0, p)[k];
-      for (int other = 1; other < kLanes; other++) sum += lane.board.output(pass, slot, other, p)[k];
+      float sum = lane.mailbox.output(pass, slot, 0, p)[k];
+      for (int other = 1; other < kLanes; other++) sum += lane.mailbox.output(pass, slot, other, p)[k];
       out[k] = kJoining == Joining::kMean ? sum / static_cast<float>(kLanes) : sum;
     }
   }

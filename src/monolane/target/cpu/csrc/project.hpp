@@ -72,7 +72,7 @@ inline void dot_positions(const uint16_t* tile, const float* x, int stride, int 
 
 // Finishes the eight dot products of a tile with one row of the pass: adds the bias, then stores them, adds them to the residual stream, or applies
 // the gate. Of a gate, even output rows are gate rows and odd ones are up rows. With several lanes, what goes to the residual stream is only a lane's
-// part of it, which goes to the board; exchange.hpp adds the parts. `position`: row of the pass; `logits_row`: row of the logits.
+// part of it, which goes to the mailbox; exchange.hpp adds the parts. `position`: row of the pass; `logits_row`: row of the logits.
 inline void finish_tile(Lane& lane, const Stage& stage, int exchange, const Pass& pass, int64_t first_row, int position, int logits_row,
                         const float* sums) {
   const float* bias = stage.bias == kNone ? nullptr : lane.constants + stage.bias;
@@ -86,12 +86,12 @@ inline void finish_tile(Lane& lane, const Stage& stage, int exchange, const Pass
     case Output::kLogits: {
       const int64_t first_token = static_cast<int64_t>(lane.index) * stage.rows + first_row;
       rows = static_cast<int>(std::clamp<int64_t>(kVocab - first_token, 0, rows));  // the last lane's head is padded
-      std::copy(y, y + rows, lane.board.logits(pass, logits_row) + first_token);
+      std::copy(y, y + rows, lane.mailbox.logits(pass, logits_row) + first_token);
       break;
     }
     case Output::kResidual: {
       if (exchange != kNone) {
-        std::copy(y, y + rows, lane.board.output(pass, exchange, lane.index, position) + first_row);
+        std::copy(y, y + rows, lane.mailbox.output(pass, exchange, lane.index, position) + first_row);
         break;
       }
       const float* residual = lane.row(stage.residual, position) + first_row;

@@ -1,4 +1,4 @@
-// The state of the engine: what all lanes share (the board), what the workers of a lane share (buffers, RoPE coefficients), and what each worker has
+// The state of the engine: what all lanes share (the mailbox), what the workers of a lane share (buffers, RoPE coefficients), and what each worker has
 // for itself. The generated constants (kHidden, kStages, ...) are declared before this header is included.
 #pragma once
 #include <atomic>
@@ -42,9 +42,9 @@ struct Pass {
 
 // What the lanes exchange: every lane writes its own part, and reads those of the others after Handoff::receive(). With several lanes there are two
 // copies, used by alternate passes: a lane may be ahead of another, but never by two passes, because every pass needs something of every lane.
-class Board {
+class Mailbox {
  public:
-  explicit Board(Region& region)
+  explicit Mailbox(Region& region)
       : outputs_(region.take<float>(size_t(kCopies) * kExchanges * kLanes * kPassRows * kStride)),
         logits_(region.take<float>(size_t(kCopies) * kPassRows * kVocab)),
         begun_(region.take<std::atomic<uint64_t>>(1)),
@@ -71,8 +71,8 @@ class Board {
 };
 
 struct Lane {
-  Lane(int number, const Setup& given, Board& all)
-      : index(number), here(number - given.first_lane), setup(given), constants(given.constants[here]), board(all) {
+  Lane(int number, const Setup& given, Mailbox& all)
+      : index(number), local_index(number - given.first_lane), setup(given), constants(given.constants[local_index]), mailbox(all) {
     splits = (setup.context + kSplit - 1) / kSplit;
     for (int b = 0; b < kBufferCount; b++) {
       const size_t size = kBufferIsPerSplit[b] ? static_cast<size_t>(splits) * kHeads * kPartial : b == kLogitsBuffer ? 0 : stride(b);
@@ -94,10 +94,10 @@ struct Lane {
   static constexpr uint64_t kNever = UINT64_MAX;
 
   const int index;  // among all lanes
-  const int here;   // among those of this process
+  const int local_index;  // among those of this process
   const Setup& setup;
   const float* const constants;
-  Board& board;
+  Mailbox& mailbox;
   Cache cache{};  // of the current request, for all lanes of this process
   int64_t splits;
   std::vector<Floats> buffers;
@@ -113,7 +113,7 @@ struct Worker {
       : id(number), rank(rank_in_lane), lane(mine), handoff(all), x(make_floats(size_t(kPassRows) * kMaxCols)) {}
 
   void beat() { handoff.pulse(id).beat(); }
-  // Counts what the worker has written to the board in a stage of the pass.
+  // Counts what the worker has written to the mailbox in a stage of the pass.
   void send(int stage) { sent[stage] = handoff.send(id); }
   // Waits for what the worker of the same rank in every other lane has sent in `sent_in`, a stage of this pass.
   bool receive(int sent_in, int stage) {
@@ -122,7 +122,7 @@ struct Worker {
     return true;
   }
 
-  const uint8_t* tape() const { return lane.setup.tapes[lane.here * lane.setup.workers + rank]; }
+  const uint8_t* tape() const { return lane.setup.tapes[lane.local_index * lane.setup.workers + rank]; }
 
   const int id;    // among the workers of all lanes
   const int rank;  // among those of its lane
