@@ -206,8 +206,10 @@ class Consumer {
         project_prefill<P>(tiles, now, cursor);
     }
     if (kHead && !monolane_launch.request.all_logits) {
-      if (monolane_launch.request.logprobs >= 0) publish_best(best, step_, kLikeliest);
-      if (monolane_launch.adjusts_logits) best = best_adjusted();
+      if (monolane_launch.adjusts_logits) {
+        if (monolane_launch.request.logprobs >= 0) publish_best(best, step_, kLikeliest);
+        best = best_adjusted();
+      }
       publish_best(ptx::load_shared(&shared::flags()->aborted) ? kAbortRank : best, step_);
     }
     mark<kPrefill>(s, 2);

@@ -258,7 +258,7 @@ MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
 MONOLANE_DEVICE int leading_zeros(uint32_t x) { return __clz(static_cast<int>(x)); }
 MONOLANE_DEVICE void add_global(uint64_t* p, uint64_t v) { atomicAdd(p, v); }
-MONOLANE_DEVICE void add_shared(uint32_t* p, uint32_t v) { atomicAdd(p, v); }
+MONOLANE_DEVICE uint32_t add_shared(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }  // returns the old value
 // Shared memory has native atomic additions of 32 bits only. The old value that the addition of the low half returns shows its carry.
 MONOLANE_DEVICE void add_shared64(uint64_t* p, uint64_t v) {
   uint32_t* words = reinterpret_cast<uint32_t*>(p);

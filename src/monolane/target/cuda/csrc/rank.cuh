@@ -259,34 +259,44 @@ MONOLANE_DEVICE uint64_t weight_of(uint32_t distance, uint32_t rate) {
 
 // --- the likeliest tokens of all workers, for logprobs ---
 
-// What a worker publishes: the ranks of its tokens that may be among the likeliest, the highest first, as tagged words, two for each rank.
+// A worker lists the ranks of its tokens that may be among the likeliest, in any order: in shared memory first, then as tagged words, two for each
+// rank. listed() counts the tokens, which may be more than the list has room for.
 constexpr int kMaxListed = kMaxLogprobs, kTooMany = 1 << 20;
 MONOLANE_DEVICE TopList* top_list(int worker) { return monolane_launch.top_lists + worker; }
+MONOLANE_DEVICE uint32_t& listed() { return *reinterpret_cast<uint32_t*>(found() + 8); }
+MONOLANE_DEVICE uint64_t* list() { return sampling::buckets(); }
 
-// Publishes the ranks of this worker's tokens that are at least `threshold`, `wanted` of them at most; or kTooMany where the list has no room for
-// them. `rank(i)`: the rank of the worker's i-th token. Each round finds the highest rank below the one before.
+// Appends a rank to the list.
+MONOLANE_DEVICE void list(uint64_t rank) {
+  const uint32_t at = ptx::add_shared(&listed(), 1);
+  if (at < kMaxListed) list()[at] = rank;
+}
+
+// Replaces a list that has no room for all tokens by the `wanted` highest ranks. `rank(i)`: the rank of the worker's i-th token of `count`. Each round
+// finds the highest rank below the one before.
 template <class Rank>
-MONOLANE_DEVICE void publish_likeliest(const OwnTokens& own, int wanted, uint64_t threshold, uint32_t step, Rank rank) {
-  TopList* mine = top_list(worker_id());
+MONOLANE_DEVICE void list_in_order(Rank rank, int wanted, int count) {
   uint64_t below = kNoNumberRank;
-  int count = 0;
   MONOLANE_LOOP
-  for (; count < wanted; count++) {
+  for (int n = 0; n < wanted; n++) {
     uint64_t next = 0;
     MONOLANE_LOOP
-    for (int i = thread_id(); i < own.count; i += kConsumers) {
+    for (int i = thread_id(); i < count; i += kConsumers) {
       const uint64_t candidate = rank(i);
       if (candidate < below) next = max(next, candidate);
     }
-    next = max_of_block_noinline(next);
-    if (!next || next < threshold) break;
-    if (count == kMaxListed) {
-      count = kTooMany;
-      break;
-    }
-    if (thread_id() == 0) publish64(mine->ranks + 2 * count, next, step);
-    below = next;
+    below = max_of_block_noinline(next);
+    if (thread_id() == 0) list()[n] = below;
   }
+  if (thread_id() == 0) listed() = static_cast<uint32_t>(wanted);
+  sync_consumers();
+}
+
+// Publishes the list, one rank by each thread.
+MONOLANE_DEVICE void publish_list(uint32_t step) {
+  TopList* mine = top_list(worker_id());
+  const int count = static_cast<int>(listed());
+  if (thread_id() < count) publish64(mine->ranks + 2 * thread_id(), list()[thread_id()], step);
   if (thread_id() == 0) ptx::store_relaxed(&mine->count, static_cast<uint64_t>(count) << 32 | step);
 }
 

@@ -26,17 +26,26 @@ class Logprobs {
  public:
   MONOLANE_DEVICE Logprobs(uint32_t step) : own_(own_tokens()), wanted_(min(monolane_launch.request.logprobs, kVocab)), step_(step) {}
 
-  // All workers publish their sums and likeliest tokens; worker 0 fills in `entry`. `chosen`: the token that was chosen.
-  MONOLANE_DEVICE void report(uint32_t chosen, Entry* entry) {
+  // All workers publish their sums and likeliest tokens; worker 0 fills in `entry`. `chosen`: the token that was chosen. `best`: the rank of the best
+  // token. This rank and those in sampling::ranks() are what choose() has found: they are by the model's own logits, unless penalties or biases have
+  // changed some.
+  MONOLANE_DEVICE void report(uint32_t chosen, uint64_t best, Entry* entry) {
+    if (thread_id() == 0) listed() = 0;
     sync_consumers();  // all threads have read the ranks that choose() has left
-    const uint64_t theirs = await_best(step_ - 1, kLikeliest);
-    if (thread_id() < kWorkers) sampling::ranks()[thread_id()] = theirs;
-    const int64_t top = fixed_logit_of(max_of_block_noinline(theirs));
-    const uint64_t threshold = wanted_ && wanted_ <= kWorkers ? nth_rank(wanted_) : 0;
+    if (monolane_launch.adjusts_logits) {
+      const uint64_t theirs = await_best(step_ - 1, kLikeliest);
+      if (thread_id() < kWorkers) sampling::ranks()[thread_id()] = theirs;
+      best = max_of_block_noinline(theirs);
+    }
+    const int64_t top = fixed_logit_of(best);
+    const uint64_t threshold = !wanted_ ? kNoNumberRank : wanted_ <= kWorkers ? nth_rank(wanted_) : 0;
     uint64_t sum = 0;
     MONOLANE_LOOP
-    for (int i = thread_id(); i < own_.count; i += kConsumers)
-      sum += weight_of(static_cast<uint32_t>(top - fixed_logit(logit(i))), static_cast<uint32_t>(kUnitRate));
+    for (int i = thread_id(); i < own_.count; i += kConsumers) {
+      const uint64_t rank = rank_of(logit(i), own_.first + i);
+      sum += weight_of(static_cast<uint32_t>(top - fixed_logit_of(rank)), static_cast<uint32_t>(kUnitRate));
+      if (rank >= threshold) list(rank);
+    }
     sum = prefix_of_block(sum).total;
     if (thread_id() == 0) {
       publish64(sum_of(worker_id()), sum, step_);
@@ -45,7 +54,8 @@ class Logprobs {
         ptx::store_relaxed(chosen_logit(), static_cast<uint64_t>(fixed) << 32 | step_);
       }
     }
-    publish_likeliest(own_, wanted_, threshold, step_, [&](int i) { return rank_of(logit(i), own_.first + i); });
+    if (static_cast<int>(listed()) > wanted_) list_in_order([&](int i) { return rank_of(logit(i), own_.first + i); }, wanted_, own_.count);
+    publish_list(step_);
     if (worker_id() == 0) write(top, entry);
   }
 
@@ -57,8 +67,8 @@ class Logprobs {
   MONOLANE_DEVICE static uint64_t* sum_of(int worker) { return monolane_launch.logprob_sums + 2 * worker; }
   MONOLANE_DEVICE static uint64_t* chosen_logit() { return sum_of(kWorkers); }
 
-  // In worker 0: collects what all workers have published. At most `wanted_` workers list tokens, and each lists `wanted_` at most. Where these are
-  // more than there are consumer threads, as where all logits are equal, they are merged one token after the other.
+  // In worker 0: collects what all workers have published. Each worker lists `wanted_` tokens at most. Where the listed tokens are more than there are
+  // consumer threads, as where many logits are equal, they are merged one token after the other.
   MONOLANE_DEVICE void write(int64_t top, Entry* entry) {
     const uint64_t sum = prefix_of_block(thread_id() < kWorkers ? await64(sum_of(thread_id()), step_) : 0).total;
     const int count = collect_likeliest(step_);
@@ -86,15 +96,21 @@ class Logprobs {
     for (int i = 0; i < count; i++) higher += ranks[i] > rank;
     if (higher < wanted_) put(higher, rank, top, entry);
   }
-  // One thread per worker: in each round the thread with the highest rank writes its token and goes on to the next of its worker's list.
+  // One thread per worker: in each round the thread with the highest rank below that of the round before writes its token.
   MONOLANE_DEVICE void write_in_order(int64_t top, Entry* entry) const {
     const TopList* theirs = top_list(min(thread_id(), kWorkers - 1));
     const int count = thread_id() < kWorkers ? static_cast<int>(await_word64(&theirs->count, step_)) : 0;
-    int next = 0;
+    uint64_t below = kNoNumberRank;
     MONOLANE_LOOP
     for (int n = 0; n < wanted_; n++) {
-      const uint64_t mine = next < count ? await64(theirs->ranks + 2 * next, step_) : 0, highest = max_of_block_noinline(mine);
-      if (mine == highest && highest) put(n, highest, top, entry), next++;
+      uint64_t mine = 0;
+      MONOLANE_LOOP
+      for (int i = 0; i < count; i++) {
+        const uint64_t rank = await64(theirs->ranks + 2 * i, step_);
+        if (rank < below) mine = max(mine, rank);
+      }
+      below = max_of_block_noinline(mine);
+      if (mine == below && below) put(n, below, top, entry);
     }
   }
 
@@ -103,7 +119,7 @@ class Logprobs {
   const uint32_t step_;
 };
 
-MONOLANE_NOINLINE void report_logprobs(uint32_t token, Entry* entry, uint32_t step) { Logprobs(step).report(token, entry); }
+MONOLANE_NOINLINE void report_logprobs(uint32_t token, uint64_t best, Entry* entry, uint32_t step) { Logprobs(step).report(token, best, entry); }
 
 // Chooses the token at `position`: the same one in every worker. `made`: tokens of the answer before it. The function is noinline because it is long
 // and a plain greedy request does not need it.
@@ -124,7 +140,7 @@ MONOLANE_NOINLINE uint32_t choose(int64_t position, int64_t made, uint32_t step)
   const uint64_t best = max_of_block_noinline(theirs);
   if (best >= kAbortRank) return token_of(best);
   const uint32_t token = greedy ? token_of(best) : drawing::draw(best, step);
-  if (request.logprobs >= 0) report_logprobs(token, monolane_launch.entries + made, step);
+  if (request.logprobs >= 0) report_logprobs(token, best, monolane_launch.entries + made, step);
   if (monolane_launch.adjusts_logits) note_token(token);
   sync_consumers();  // the next stage may overwrite the scratch
   return token;

@@ -342,10 +342,10 @@ MONOLANE_DEVICE int32_t round_to_integer(float x) {
 MONOLANE_DEVICE uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return std::bit_cast<float>(x); }
 MONOLANE_DEVICE int leading_zeros(uint32_t x) { return std::countl_zero(x); }
-MONOLANE_DEVICE void add_shared(uint32_t* p, uint32_t v) {
+MONOLANE_DEVICE uint32_t add_shared(uint32_t* p, uint32_t v) {
   emulate::check_shared(p, sizeof *p, 4, "add_shared");
   emulate::act();
-  __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
 MONOLANE_DEVICE void add_shared64(uint64_t* p, uint64_t v) {
   emulate::check_shared(p, sizeof *p, 8, "add_shared64");
