@@ -13,13 +13,14 @@ from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.sample import Sampling
-from monolane.program.tape import allocate_tape, pack_tape
+from monolane.program.tape_store import load_lanes
+from monolane.progress import Silent
 from monolane.target import emulation, structs
 from monolane.target.base import Request, Token
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.machine import vector_level
 from monolane.target.cuda.generate import generate
-from monolane.target.cuda.launch import CLEARED, Launch, Outcome, model_launch, scratch_sizes, set_request
+from monolane.target.cuda.launch import Launch, Outcome, cleared_bytes, model_launch, set_request
 from monolane.target.cuda.opening import cuda_plan
 from poison import poison
 
@@ -73,14 +74,14 @@ class EmulatedTarget:
         deadline_s: float = 120.0,
         library: Path | None = None,
         shared_limit: int = SHARED_LIMIT,
+        lanes: int = 1,
     ) -> None:
-        plan = cuda_plan(config, workers)
-        tape = allocate_tape(plan, weights, lambda size: np.zeros(size, np.uint8))
-        pack_tape(tape, weights)
+        plan = cuda_plan(config, workers, lanes)
+        tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), Silent())
         library = library or build_emulated(plan, stall, shared_limit=shared_limit)
         self._call = ctypes.CDLL(str(library)).monolane_emulate
         self._arena = HostArena()
-        self.launch = model_launch(tape, context, self._arena, deadline_s)
+        self.launch = model_launch(tapes, context, self._arena, deadline_s)
         self._plan, self._context, self._delays = plan, context, (delay_permille, seed)
         self.vocab = config.vocab
 
@@ -95,9 +96,7 @@ class EmulatedTarget:
         return logits
 
     def _run(self, request: Request, logits: int | None) -> tuple[list[Token], Outcome]:
-        sizes = scratch_sizes(self._plan, self._context)
-        for name in CLEARED:
-            ctypes.memset(getattr(self.launch, name), 0, sizes[name])
+        ctypes.memset(self.launch.published, 0, cleared_bytes(self._plan, self._context))
         entries, outcome, abort = (structs.Entry * self._context)(), Outcome(), ctypes.c_uint32(0)
         launch = Launch.from_buffer_copy(self.launch)
         set_request(launch, request, self.vocab, self._arena, logits)

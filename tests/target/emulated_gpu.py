@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from emulated_context import EmulatedMemory
 from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
-from monolane.program.tape_store import load_tape
+from monolane.program.tape_store import load_lanes
 from monolane.progress import Silent
 from monolane.target.cuda.opening import cuda_plan
 
@@ -50,17 +50,17 @@ class EmulatedContext(EmulatedMemory):
 
 
 def open_emulated_gpu(
-    config: ModelConfig, weights: Weights, context: int, stall: tuple[int, int, int] | None = None
+    config: ModelConfig, weights: Weights, context: int, stall: tuple[int, int, int] | None = None, lanes: int = 1
 ) -> CudaTarget:
     """The CUDA target on threads. ``stall``: (worker, stage, seconds)."""
     pytest.importorskip("cuda.bindings", reason="the CUDA target's host side needs the cuda-bindings package")
     from monolane.target.cuda.runtime import CudaTarget
 
-    plan = cuda_plan(config, WORKERS)
-    tape = load_tape(plan, weights, lambda size: np.zeros(size, np.uint8), Silent())
+    plan = cuda_plan(config, WORKERS * lanes, lanes)
+    tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), Silent())
     kernel = ctypes.CDLL(str(build_emulated(plan, stall))).monolane_emulate
 
     def traced() -> Any:
         raise NotImplementedError("nobody traces the emulation")
 
-    return CudaTarget(EmulatedContext(), kernel, tape, context, traced, PATIENCE_S)  # type: ignore[arg-type]
+    return CudaTarget(EmulatedContext(), kernel, tapes, context, traced, PATIENCE_S)  # type: ignore[arg-type]

@@ -37,18 +37,18 @@ def inspect(
     from monolane.program.shard import Shard
     from monolane.target.cuda import inspect as cuda
     from monolane.target.cuda.opening import unused_gpu
-    from monolane.target.opening import DEVICES, choose_context, device_for_lanes, plan_for
+    from monolane.target.opening import DEVICES, choose_context, choose_lanes, plan_for
 
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     progress = progress_bar()
     config = load_config(resolve(model, progress), progress)
-    device = device_for_lanes(config, lanes, "cuda" if card else device, progress)
+    device = "cuda" if card else device
     chosen = cuda.choose_card(device, workers, card)
     if chosen is None and device == "auto" and (line := unused_gpu(workers)) is not None:
         progress.note(line)
     length = choose_context(config.context, context)
-    plan = cuda.plan_for(config, chosen) if chosen else plan_for(config, workers, lanes=lanes)
+    plan = cuda.plan_for(config, chosen, choose_lanes(config, lanes)) if chosen else plan_for(config, workers, lanes=lanes)
     notes = Shard(config, plan.program.lanes).notes()
     parts = [program.report(plan, length, notes), *([cuda.report(plan, length, chosen)] if chosen else [])]
     typer.echo("\n\n".join(parts))

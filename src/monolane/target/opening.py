@@ -89,10 +89,11 @@ def open_target(
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     context = choose_context(config.context, context)
-    device = device_for_lanes(config, lanes, device, progress)
+    count = choose_lanes(config, lanes)
+    device = device_for(count, placement, device, progress)
     gpu = _choose_gpu(device, workers, progress)
     if gpu is not None:
-        return open_cuda(config, weights, context, gpu, progress)
+        return open_cuda(config, weights, context, gpu, progress, count)
     require_processors(workers)
     plan = plan_for(config, workers, cache_format, lanes)
     require_memory(plan, context)
@@ -148,14 +149,14 @@ def _open_apart(
     return CpuTarget(library, tapes[:1], context, places[0], name, caches=caches, others=others, shared=shared)
 
 
-def device_for_lanes(config: ModelConfig, lanes: int | None, device: str, progress: Progress) -> str:
-    """The device for that many lanes: with several of them no GPU, which cannot run them yet."""
-    if choose_lanes(config, lanes) == 1:
+def device_for(lanes: int, placement: str, device: str, progress: Progress) -> str:
+    """The device for that many lanes: no GPU for lanes apart, which it cannot run yet."""
+    if lanes == 1 or placement == "together":
         return device
     if device == "cuda":
-        raise UsageError("Lanes do not run on a GPU yet.", "Use --device cpu, or one lane.")
+        raise UsageError("Lanes apart do not run on a GPU yet.", "Use --placement together, or --device cpu.")
     if device == "auto" and find_gpu() is not None:
-        progress.note("Lanes do not run on a GPU yet: running on the CPU.")
+        progress.note("Lanes apart do not run on a GPU yet: running on the CPU.")
     return "cpu" if device == "auto" else device
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from monolane.bench.measure import blas
-from monolane.model.config import ModelConfig
-from monolane.model.weights import Weights, from_bf16, to_bf16
+from monolane.model.config import LaneConfig, ModelConfig
+from monolane.model.weights import Weights, expected_shapes, from_bf16, to_bf16
+from monolane.program.shard import LaneWeights, Shard
 from monolane.target.cpu.machine import processors
 
 Floats = NDArray[np.float32]
@@ -35,28 +36,42 @@ class Readings:
 def read(config: ModelConfig, weights: Weights, tokens: Sequence[int]) -> Readings:
     """The logits of both computations for a text, which begins at position 0."""
     with blas.one_thread(), ThreadPoolExecutor(len(processors()), "reference") as pool:
-        return _Reader(config, weights, pool).read(tokens)
+        reader = _Reader(config, weights, pool)
+        return _read_lanes(config, weights, reader, tokens) if config.lanes else reader.read(tokens)
 
 
 class _Reader:
     def __init__(self, config: ModelConfig, weights: Weights, pool: ThreadPoolExecutor) -> None:
         self._config = config
         self._weights = weights
-        self._pool = pool
+        self.pool = pool
+        self._shapes = dict(expected_shapes(config))
 
     def read(self, tokens: Sequence[int]) -> Readings:
-        config = self._config
+        x = self.embedded(tokens)
+        for layer in range(self._config.layers):
+            for module in (self.attended, self.fed):
+                x = rounded(x + module(layer, x))
+        return self.logits(self.normed("final_norm", x))
+
+    def embedded(self, tokens: Sequence[int]) -> Floats:
         rows = np.concatenate([from_bf16(self._weights.rows("embed", token, token + 1)) for token in tokens])
-        x = np.stack([rows, rows])
-        for layer in range(config.layers):
-            place = f"layers.{layer}."
-            x = rounded(x + self._attended(place, config.windows[layer], self._normed(place + "attn_norm", x)))
-            x = rounded(x + self._fed(place, self._normed(place + "ffn_norm", x)))
-        logits = self._projected("embed" if config.tied else "head", self._normed("final_norm", x))
-        return Readings(logits[EXACT], logits[ROUNDED])
+        return np.stack([rows, rows])
+
+    def attended(self, layer: int, x: Floats) -> Floats:
+        place = f"layers.{layer}."
+        return self._attended(place, self._config.windows[layer], self.normed(place + "attn_norm", x))
+
+    def fed(self, layer: int, x: Floats) -> Floats:
+        place = f"layers.{layer}."
+        return self._fed(place, self.normed(place + "ffn_norm", x))
+
+    def logits(self, x: Floats) -> Readings:
+        made = self._projected("embed" if self._config.tied else "head", x)
+        return Readings(made[EXACT], made[ROUNDED])
 
     def _projected(self, name: str, x: Floats, bias: bool = False) -> Floats:
-        rows, cols = self._weights.shape(name)
+        rows, cols = self._shapes[name]
         both = x.reshape(-1, cols)  # all tokens of both computations, so that the weights are read once
         out = np.empty((len(both), rows), np.float32)
         step = max(1, PART_ELEMENTS // cols)
@@ -65,12 +80,12 @@ class _Reader:
             stop = min(start + step, rows)
             out[:, start:stop] = both @ from_bf16(self._weights.rows(name, start, stop)).T
 
-        list(self._pool.map(multiply_part, range(0, rows, step)))
+        list(self.pool.map(multiply_part, range(0, rows, step)))
         if bias:
             out += self._weights.vector(f"{name}.bias")
         return rounded(out.reshape(2, -1, rows))
 
-    def _normed(self, name: str, x: Floats) -> Floats:
+    def normed(self, name: str, x: Floats) -> Floats:
         scale = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True, dtype=np.float32) + np.float32(self._config.norm_eps))
         return rounded((rounded((x * scale).astype(np.float32)) * self._weights.vector(name)).astype(np.float32))
 
@@ -80,7 +95,7 @@ class _Reader:
             self._projected(place + name, x, config.qkv_bias).reshape(2, count, -1, config.head_dim) for name in "qkv"
         )
         if config.qk_norm:
-            q, k = self._normed(place + "q_norm", q), self._normed(place + "k_norm", k)
+            q, k = self.normed(place + "q_norm", q), self.normed(place + "k_norm", k)
         group = config.heads // config.kv_heads
         k, v = np.repeat(self._with_rope(k), group, 2), np.repeat(v, group, 2)
         scores = np.einsum("rqhd,rkhd->rhqk", self._with_rope(q), k) / np.float32(np.sqrt(config.head_dim))
@@ -101,6 +116,58 @@ class _Reader:
         bias = self._config.mlp_bias
         gate, up = self._projected(place + "gate", x, bias), self._projected(place + "up", x, bias)
         return self._projected(place + "down", rounded(rounded(gate / (1 + np.exp(-gate))) * up), bias)
+
+
+def _read_lanes(config: ModelConfig, weights: Weights, whole: _Reader, tokens: Sequence[int]) -> Readings:
+    """A Laneformer: every lane is a smaller model with a residual stream of its own, and adds what others have made."""
+    lanes = config.lanes
+    assert lanes is not None
+    shard = Shard(config, lanes.count)
+    share = replace(config, heads=shard.heads, kv_heads=shard.kv_heads, ffn=shard.ffn, lanes=None)
+    readers = [_Reader(share, LaneWeights(weights, shard, lane), whole.pool) for lane in range(lanes.count)]
+    streams = [whole.embedded(tokens) for _ in readers]
+    made: list[tuple[list[Floats], list[Floats]]] = []  # the outputs of all lanes: of attention and of the FFN
+    for layer in range(config.layers):
+        attended = [reader.attended(layer, x) for reader, x in zip(readers, streams, strict=True)]
+        made.append((attended, []))
+        streams = [_added(lanes, made, layer, 0, lanes.exchanges_attention, n, x) for n, x in enumerate(streams)]
+        made[-1][1].extend(reader.fed(layer, x) for reader, x in zip(readers, streams, strict=True))
+        streams = [_added(lanes, made, layer, 1, lanes.exchanges_mlp, n, x) for n, x in enumerate(streams)]
+    if lanes.sums_before_norm:
+        return whole.logits(whole.normed("final_norm", rounded(sum(streams[1:], streams[0]))))
+    normed = [reader.normed("final_norm", x) for reader, x in zip(readers, streams, strict=True)]
+    if lanes.head == "lane":
+        return whole.logits(np.concatenate(normed, -1))
+    if lanes.head == "replicate":
+        return whole.logits(rounded(sum(normed[1:], normed[0]) / np.float32(lanes.count)))
+    shares = [whole.logits(x) for x in normed]  # of each lane's own tokens, those of the others are not used
+    tokens_each = config.vocab // lanes.count
+    places = [slice(lane * tokens_each, (lane + 1) * tokens_each) for lane in range(lanes.count)]
+    return Readings(
+        np.concatenate([share.exact[:, place] for share, place in zip(shares, places, strict=True)], 1),
+        np.concatenate([share.rounded[:, place] for share, place in zip(shares, places, strict=True)], 1),
+    )
+
+
+def _added(
+    lanes: LaneConfig,
+    made: list[tuple[list[Floats], list[Floats]]],
+    layer: int,
+    module: int,
+    exchanges: bool,
+    lane: int,
+    x: Floats,
+) -> Floats:
+    """The residual stream of a lane after a module."""
+    outputs = made[layer][module]
+    if exchanges and (lanes.delay == 0 or (layer < lanes.delay and lanes.early_sums)):
+        return rounded(x + sum(outputs[1:], outputs[0]))
+    if not exchanges or layer < lanes.delay:
+        return rounded(x + outputs[lane] * np.float32(np.sqrt(lanes.count)))
+    if layer < 2 * lanes.delay and not lanes.early_sends:
+        return rounded(x + outputs[lane])
+    late = made[layer - lanes.delay][module]
+    return rounded(x + sum((late[other] for other in range(lanes.count) if other != lane), outputs[lane]))
 
 
 def rounded(x: Floats) -> Floats:

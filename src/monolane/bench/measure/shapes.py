@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.errors import UsageError
-from monolane.model.config import ModelConfig, Rope
+from monolane.model.config import LaneConfig, ModelConfig, Rope
 from monolane.model.weights import Bf16Bits, expected_shapes, to_bf16
 
 _LLAMA3, _QWEN = Rope(500000.0), Rope(1e6)
@@ -61,11 +61,16 @@ SHAPES = {
     "qwen3-4b": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 40960, _QWEN),
     "qwen3-14b": _shape("qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960, _QWEN, tied=False),
     "qwen3-32b": _shape("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, 40960, _QWEN, tied=False),
-    # Run as one lane. Hidden and FFN size follow from the published file sizes; RoPE's theta is a guess.
+    # The published Laneformer; RoPE's theta is a guess.
     "laneformer-2b": replace(
-        _shape("llama", 3072, 15, 32, 16, 96, 12288, 32000, 4096, Rope(1e4)),
-        windows=(2048,) * 10 + (None,) * 5,
-        tied=False,
+        _shape("laneformer_tp", 3072, 15, 32, 16, 96, 12288, 32000, 4096, Rope(1e4), tied=False),
+        windows=(512,) * 10 + (None,) * 5,
+        lanes=LaneConfig(count=8, delay=2),
+    ),
+    # Layers, width and bytes of SmolLM2-135M, with heads that 8 lanes can divide.
+    "laneformer-135m": replace(
+        _shape("laneformer_tp", 576, 30, 8, 8, 48, 1536, 49152, 8192, Rope(1e5)),
+        lanes=LaneConfig(count=8, delay=2),
     ),
 }
 

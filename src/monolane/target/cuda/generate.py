@@ -5,7 +5,7 @@ from __future__ import annotations
 from monolane.program.plan import Plan
 from monolane.target import structs
 from monolane.target.cpp import braces
-from monolane.target.cuda import launch
+from monolane.target.cuda import exchange, launch
 from monolane.target.cuda.constants import PAGE_TOKENS, structure_constants
 from monolane.target.cuda.projections import projection_types
 from monolane.target.cuda.shared_memory import max_own_tokens, owned_rows, residual_projection, shared_memory
@@ -38,7 +38,9 @@ def generate(
         | structure_constants()
         | shared_memory(plan, shared_limit).constants()
         | {
-            "kWorkers": plan.workers,
+            "kLanes": program.lanes,
+            "kLaneWorkers": plan.workers,
+            "kWorkers": program.lanes * plan.workers,
             "kMaxOwnedRows": owned_rows(plan),
             "kMaxOwnTokens": max_own_tokens(plan),
             "kResidualProjection": residual_projection(program),
@@ -66,6 +68,7 @@ def generate(
         f"constexpr int kWordOffsets[] = {braces(map(str, words[:-1]))};",
         f"constexpr int kPrefillOffsets[] = {braces(map(str, plain[:-1]))};",
         *projection_types(plan),
+        *exchange.definitions(program),
         "}  // namespace monolane",
         '#include "kernel.cuh"',
         *(_EMULATED_ENTRY if emulated else ()),

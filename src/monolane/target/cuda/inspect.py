@@ -38,8 +38,8 @@ def choose_card(device: str, workers: int | None, named: str | None = None) -> C
     return Card(gpu.name, gpu.processors, gpu.shared_limit, gpu.architecture)
 
 
-def plan_for(config: ModelConfig, card: Card) -> Plan:
-    return cuda_plan(config, card.workers)
+def plan_for(config: ModelConfig, card: Card, lanes: int = 1) -> Plan:
+    return cuda_plan(config, card.workers, lanes)
 
 
 def report(plan: Plan, context: int, card: Card) -> str:
@@ -88,8 +88,8 @@ def _prediction(plan: Plan, context: int, slots: int) -> list[str]:
             f"{name:10}{len(which):6}{size / MEGA:10,.2f}{stream_us(size):13,.2f}"
             f"{total / len(which):11,.2f}{total:13,.1f}"
         )
-    token, ceiling = sum(predicted), stream_us(plan.bytes_per_token)
-    cache = stream_us(plan.program.cache_bytes(context))
+    token, ceiling = sum(predicted), stream_us(plan.bytes_per_token * plan.program.lanes)
+    cache = stream_us(plan.program.cache_bytes(context) * plan.program.lanes)
     return [
         *lines,
         f"predicted: {token:,.0f} µs per token, of which {ceiling:,.0f} are the weights at {CEILING / 1e12:.2f} TB/s "

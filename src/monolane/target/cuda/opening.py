@@ -16,16 +16,17 @@ from monolane.program.build import build_program
 from monolane.program.check import check
 from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
+from monolane.program.shard import Shard
 from monolane.program.stage import Program, Splitting
 from monolane.program.tape import constant_offsets
-from monolane.program.tape_store import load_tape
+from monolane.program.tape_store import load_lanes
 from monolane.progress import Progress
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
 from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_PAGES
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import compile_kernel
-from monolane.target.cuda.launch import scratch_sizes
+from monolane.target.cuda.launch import MAX_LANES, scratch_bytes
 from monolane.target.cuda.presence import Presence, Unreachable
 from monolane.target.cuda.shared_memory import residual_projection
 from monolane.target.generate import LAYOUT
@@ -106,10 +107,17 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def cuda_plan(config: ModelConfig, workers: int) -> Plan:
-    """The plan for a GPU, checked: one worker per SM."""
-    most = max(1, min(MAX_SPLITS, workers // config.kv_heads))
-    program = build_program(config, splitting=Splitting(SPLIT_PAGES * PAGE_TOKENS, most))
+def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1) -> Plan:
+    """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the SMs
+    evenly, and those that are left over are idle."""
+    workers = processors // lanes
+    if not 1 <= lanes <= MAX_LANES or not workers:
+        raise UsageError(
+            f"A GPU with {processors} SMs does not run {lanes} lanes.",
+            f"Choose at most {min(MAX_LANES, processors)} lanes, or device='cpu'.",
+        )
+    most = max(1, min(MAX_SPLITS, workers // Shard(config, lanes).kv_heads))
+    program = build_program(config, splitting=Splitting(SPLIT_PAGES * PAGE_TOKENS, most), lanes=lanes)
     plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES)
     check(plan)
     return plan
@@ -127,12 +135,14 @@ def memory_needed(plan: Plan, context: int) -> int:
     table = 2 * program.table.rows * program.table.cols if program.table else 0
     rotations = 4 * program.attention.head_dim * context
     _, constants = constant_offsets(program)
-    weights = plan.bytes_per_token + table + 4 * constants
-    return weights + rotations + sum(scratch_sizes(plan, context).values()) + SPARE_BYTES
+    weights = program.lanes * (plan.bytes_per_token + 4 * constants) + table
+    return weights + rotations + scratch_bytes(plan, context) + SPARE_BYTES
 
 
-def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress) -> CudaTarget:
-    """Compile the kernel while the tape is packed, then copy the tape to the GPU."""
+def open_cuda(
+    config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress, lanes: int = 1
+) -> CudaTarget:
+    """Compile the kernel while the tapes of all lanes are packed, then copy them to the GPU."""
     from monolane.target.cuda.driver import Context
     from monolane.target.cuda.runtime import CudaTarget
 
@@ -141,7 +151,7 @@ def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Devic
             f"Untried on this GPU: {device.name} ({device.architecture}). The kernel is compiled for it, but has only "
             "run on an H200 so far; device='cpu' (--device cpu) leaves it alone."
         )
-    plan = cuda_plan(config, device.processors)
+    plan = cuda_plan(config, device.processors, lanes)
     source = generate(plan, device.shared_limit)
     gpu = Context(device)
     needed, free = memory_needed(plan, context), gpu.free_memory()
@@ -153,11 +163,11 @@ def open_cuda(config: ModelConfig, weights: Weights, context: int, device: Devic
         )
     with ThreadPoolExecutor(1) as compiler:
         compiled = compiler.submit(compile_kernel, source, device.architecture)
-        tape = load_tape(plan, weights, lambda size: np.zeros(size, np.uint8), progress)
+        tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), progress)
         kernel = gpu.load(compiled.result().cubin, device.shared_limit)
 
     def traced() -> Kernel:
         with_stamps = generate(plan, device.shared_limit, traced=True)
         return gpu.load(compile_kernel(with_stamps, device.architecture).cubin, device.shared_limit)
 
-    return CudaTarget(gpu, kernel, tape, context, traced)
+    return CudaTarget(gpu, kernel, tapes, context, traced)

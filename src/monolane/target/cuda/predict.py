@@ -27,8 +27,10 @@ MICRO = 1e6
 
 
 def stage_bytes(plan: Plan, stage: Stage) -> int:
-    """Bytes of weights that all workers together stream for a stage."""
-    return plan.layout.tiles(stage) * plan.layout.tile_bytes(stage) if isinstance(stage, Project) else 0
+    """Bytes of weights that all workers of all lanes together stream for a stage."""
+    if not isinstance(stage, Project):
+        return 0
+    return plan.program.lanes * plan.layout.tiles(stage) * plan.layout.tile_bytes(stage)
 
 
 def stream_us(size: float) -> float:
@@ -38,7 +40,7 @@ def stream_us(size: float) -> float:
 
 def predicted_us(plan: Plan, slots: int) -> list[float]:
     """What each stage adds to the time of a token with a short context, in µs."""
-    stages = plan.program.stages
+    stages, workers = plan.program.stages, plan.workers * plan.program.lanes
     filled = taken = 0.0  # the two clocks: when memory has filled a slot, when the consumers have emptied it
     freed = deque([0.0] * slots, slots)  # when the slots were freed: the oldest is filled next
     ends = []
@@ -47,7 +49,7 @@ def predicted_us(plan: Plan, slots: int) -> list[float]:
             taken += HANDOFF_US
             filled += PAUSE_US
         for chunk in _chunks(plan, stage):
-            fill_us = stream_us(chunk * plan.workers)
+            fill_us = stream_us(chunk * workers)
             filled = max(filled, freed[0]) + fill_us
             taken = max(filled, taken + fill_us / CATCH_UP)
             freed.append(taken)
@@ -61,6 +63,6 @@ def _chunks(plan: Plan, stage: Stage) -> list[float]:
         return []
     tile = plan.layout.tile_bytes(stage)
     chunk = tile / -(-tile // (slot_fragments(plan) * FRAGMENT_BYTES))
-    share = stage_bytes(plan, stage) / plan.workers
+    share = stage_bytes(plan, stage) / (plan.workers * plan.program.lanes)
     whole, rest = divmod(share, chunk)
     return [chunk] * int(whole) + ([rest] if rest else [])

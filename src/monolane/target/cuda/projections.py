@@ -14,6 +14,7 @@ from monolane.program.stage import Attend, Merge, Norm, Output, Plain, Program, 
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 from monolane.target.cuda.constants import FRAGMENT_BYTES, WARPGROUP_WARPS, WARPGROUPS
+from monolane.target.cuda.exchange import exchanging
 from monolane.target.generate import OUTPUTS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
@@ -123,7 +124,8 @@ def _fragments(plan: Plan, stage: Project) -> int:
 
 def _layer(program: Program) -> tuple[Stage, ...]:
     """The stages of the first layer. Raises ValueError where another layer differs in its stages or shapes."""
-    count, rest = divmod(len(program.stages) - 3, program.layers)
+    others = sum(not isinstance(stage, Attend) and getattr(stage, "layer", None) is None for stage in program.stages)
+    count, rest = divmod(len(program.stages) - others, program.layers)
     layers = [program.stages[1 + i * count : 1 + (i + 1) * count] for i in range(program.layers)]
     alike = all([_likeness(stage) for stage in layer] == [_likeness(stage) for stage in layers[0]] for layer in layers)
     if rest or not alike:
@@ -161,6 +163,11 @@ def _vectors(stage: Stage) -> list[Vector]:
     return [norm.weight for norm in (stage.q_norm, stage.k_norm) if norm]
 
 
+def _exchange(program: Program, stage: Project) -> int:
+    names = [stages[0].name for stages in exchanging(program)]
+    return names.index(stage.name) if stage.exchange else NONE
+
+
 def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
     return offsets[vector.name] if vector else NONE
 
@@ -195,6 +202,7 @@ def _specialization(
         "float kEps": literal(norm.eps if norm else 0.0),
         "int kReads": buffers[stage.reads],
         "int kWrites": buffers[stage.writes],
+        "int kExchange": _exchange(plan.program, stage),
     }
     return [
         "template <>",

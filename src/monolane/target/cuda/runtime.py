@@ -22,10 +22,10 @@ from monolane.target.cuda.launch import (
     Launch,
     Outcome,
     WaitReason,
+    cache_sizes,
     cleared_bytes,
     entry_bytes,
     model_launch,
-    scratch_sizes,
     set_request,
 )
 from monolane.target.cuda.request_memory import RequestMemory
@@ -39,11 +39,13 @@ WAITED_FOR = {
     WaitReason.WAIT_ACTIVATIONS: "activations",
     WaitReason.WAIT_BARRIER: "the barrier",
     WaitReason.WAIT_TOKEN: "the chosen token",
+    WaitReason.WAIT_LANES: "other lanes",
 }
 
 
 class CudaTarget:
-    """A kernel with its tape and KV caches in the memory of a GPU. ``traced`` makes a kernel with time stamps."""
+    """A kernel with the tapes of its lanes and KV caches in the memory of a GPU. ``traced`` makes a kernel with time
+    stamps."""
 
     stall_s = STALL_S
 
@@ -51,7 +53,7 @@ class CudaTarget:
         self,
         context: Context,
         kernel: Kernel,
-        tape: Tape,
+        tapes: Sequence[Tape],
         tokens: int,
         traced: Callable[[], Kernel],
         deadline_s: float = DEADLINE_S,
@@ -59,13 +61,17 @@ class CudaTarget:
         self._context = context
         self._kernel = kernel
         self._traced = traced
-        self.name = f"cuda ({context.device.name}, {tape.plan.workers} workers)"
+        plan, lanes = tapes[0].plan, len(tapes)
+        of_lanes = f"{lanes} lanes of " if lanes > 1 else ""
+        self.name = f"cuda ({context.device.name}, {of_lanes}{plan.workers} workers)"
         self.context = tokens
-        self.bytes_per_token = tape.plan.bytes_per_token
-        self.program = tape.plan.program
-        self._plan = tape.plan
-        self._launch = model_launch(tape, tokens, context, deadline_s)
-        self._cleared = cleared_bytes(tape.plan, tokens)
+        self.bytes_per_token = plan.bytes_per_token * lanes
+        self.program = plan.program
+        self._plan = plan
+        self.lane_workers = plan.workers
+        self._workers = plan.workers * lanes
+        self._launch = model_launch(tapes, tokens, context, deadline_s)
+        self._cleared = cleared_bytes(plan, tokens)
         self.silent_s = SILENT_DEADLINES * deadline_s
         self._request = RequestMemory(context)
         self._caches = self._make_caches()
@@ -77,23 +83,25 @@ class CudaTarget:
         self._lock = threading.Lock()
         self._broken = False
 
-    def _make_caches(self) -> list[tuple[int, int]]:
-        """Addresses of the keys and values of all KV caches: the first one, and as many more as memory allows."""
-        sizes = scratch_sizes(self._plan, self.context)
-        keys, values = sizes["keys"], sizes["values"]
-        more = resident_caches(keys + values, self._context.free_memory()) - 1
-        made = [(self._context.allocate(keys), self._context.allocate(values)) for _ in range(more)]
-        return [(self._launch.keys, self._launch.values), *made]
+    def _make_caches(self) -> list[list[tuple[int, int]]]:
+        """Addresses of the keys and values of all lanes, for all KV caches: the first one, and as many more as memory
+        allows."""
+        lanes = self._launch.lanes[: self.program.lanes]
+        keys, values = cache_sizes(self._plan, self.context)
+        more = resident_caches((keys + values) * len(lanes), self._context.free_memory()) - 1
+        allocate = self._context.allocate
+        made = [[(allocate(keys), allocate(values)) for _ in lanes] for _ in range(more)]
+        return [[(lane.keys, lane.values) for lane in lanes], *made]
 
     def copy(self, source: int, destination: int, tokens: int) -> None:
         """Whole pages are copied; positions of the last page beyond ``tokens`` are never read."""
-        sizes = scratch_sizes(self._plan, self.context)
         rows = self.program.layers * self.program.attention.kv_heads
         self._context.enter()
-        for which, name in enumerate(("keys", "values")):
-            pitch = sizes[name] // rows
-            width = pitch // -(-self.context // PAGE_TOKENS) * -(-tokens // PAGE_TOKENS)
-            self._context.copy_rows(self._caches[source][which], self._caches[destination][which], pitch, width, rows)
+        for here, there in zip(self._caches[source], self._caches[destination], strict=True):
+            for which, size in enumerate(cache_sizes(self._plan, self.context)):
+                pitch = size // rows
+                width = pitch // -(-self.context // PAGE_TOKENS) * -(-tokens // PAGE_TOKENS)
+                self._context.copy_rows(here[which], there[which], pitch, width, rows)
 
     def run(self, request: Request) -> CudaRun:
         return CudaRun(self, request, None, self._kernel)
@@ -113,7 +121,7 @@ class CudaTarget:
     def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
         """Run a request with time stamps, in ns: when each worker came to each stage, had its input, ended its share.
         [pass][worker][stage][3], from decode pass ``first`` on."""
-        stamps = np.zeros((passes, self._plan.workers, len(self.program.stages), 3), np.int64)
+        stamps = np.zeros((passes, self._workers, len(self.program.stages), 3), np.int64)
         self._context.enter()
         address = self._context.allocate(stamps.nbytes)
         self._context.clear(address, stamps.nbytes)  # a request may end before the last of these passes
@@ -148,13 +156,14 @@ class CudaTarget:
                 raise TargetError("A request is still running.", "Wait for it, or abort it.")
             self._request.begin()
             set_request(self._launch, request, self.program.vocab, self._request, all_logits)
-            self._context.clear(self._launch.activation_words, self._cleared)
+            self._context.clear(self._launch.published, self._cleared)
             ctypes.memset(self._outcome, 0, ctypes.sizeof(Outcome))
             ctypes.c_uint32.from_address(self._abort).value = 0
             shared = self._context.device.shared_limit
             argument = Launch.from_buffer_copy(self._launch)
-            argument.keys, argument.values = self._caches[request.cache]
-            self._context.launch(kernel, self._plan.workers, THREADS, shared, argument)
+            for lane, cache in zip(argument.lanes, self._caches[request.cache], strict=False):
+                lane.keys, lane.values = cache
+            self._context.launch(kernel, self._workers, THREADS, shared, argument)
             return Outcome.from_address(self._outcome)
 
     def entries(self, start: int, stop: int) -> Sequence[structs.Entry]:
@@ -227,8 +236,10 @@ class CudaRun:
         outcome = self._outcome
         waited_for = WAITED_FOR[WaitReason(outcome.waited_for)]
         name = self._target.program.stages[min(outcome.stage, len(self._target.program.stages) - 1)].name
+        lane, rank = divmod(outcome.worker, self._target.lane_workers)
+        of_lane = f" of lane {lane}" if self._target.program.lanes > 1 else ""
         raise TargetError(
-            f"A worker got stuck: worker {outcome.worker} waited too long for {waited_for} "
+            f"A worker got stuck: worker {rank}{of_lane} waited too long for {waited_for} "
             f"at stage {name!r} of layer {outcome.layer}.",
             "Ask again; if it happens again, load the model again.",
         )

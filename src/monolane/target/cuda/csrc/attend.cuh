@@ -18,20 +18,20 @@ namespace monolane {
 template <bool kPrefill>
 MONOLANE_DEVICE void publish_activation(int buffer, int element, int row, float v, uint32_t step) {
   if (kPrefill)
-    monolane_launch.prefill_activations[kPrefillOffsets[buffer] + row * kBufferStrides[buffer] + element] = static_cast<uint16_t>(bf16_bits(v));
+    buffers().prefill_activations[kPrefillOffsets[buffer] + row * kBufferStrides[buffer] + element] = static_cast<uint16_t>(bf16_bits(v));
   else
-    ptx::store_relaxed(monolane_launch.activation_words + kWordOffsets[buffer] + element, tagged(v, step));
+    ptx::store_relaxed(buffers().activation_words + kWordOffsets[buffer] + element, tagged(v, step));
 }
 
 // Partial output of a split: a 32-bit tagged word for each dimension of each query head. `row`: row of the pass.
 MONOLANE_DEVICE uint32_t* partial_output(int row, int split) {
-  return monolane_launch.partial_outputs + (row * kMaxSplits + split) * kQueryDims;
+  return buffers().partial_outputs + (row * kMaxSplits + split) * kQueryDims;
 }
 // LSE of a split and query head: a 64-bit tagged word. Each has a line of memory of its own: in one line they would all lie in one slice of L2,
 // and all workers poll them at once.
 constexpr int kLseStride = kLineBytes / 8;
 MONOLANE_DEVICE uint64_t* split_lse(int row, int split, int head) {
-  return monolane_launch.split_lses + ((row * kMaxSplits + split) * kHeads + head) * kLseStride;
+  return buffers().split_lses + ((row * kMaxSplits + split) * kHeads + head) * kLseStride;
 }
 
 // --- merging splits ---
@@ -89,11 +89,11 @@ MONOLANE_DEVICE bool load_partial(int split, int element, uint32_t step, float (
 
 MONOLANE_DEVICE void merge_decode(int splits, uint32_t step) {
   constexpr int kAtOnce = 32 / kMergeLanes;  // merge items that a warp works on at once
-  constexpr int kItems = kQueryDims / kMergeElements, kEach = divide_up(kItems, kWorkers);
+  constexpr int kItems = kQueryDims / kMergeElements, kEach = divide_up(kItems, kLaneWorkers);
   const int merge_lane = lane_id() % kMergeLanes;
 #pragma unroll 1
   for (int base = warp_id() * kAtOnce; base < kEach; base += kConsumerWarps * kAtOnce) {
-    const int i = base + lane_id() / kMergeLanes, item = worker_id() * kEach + i;
+    const int i = base + lane_id() / kMergeLanes, item = rank() * kEach + i;
     const int element = min(item, kItems - 1) * kMergeElements;
     float partial[kLaneSplits][kMergeElements] = {}, lse[kLaneSplits];
     for (;;) {
@@ -125,7 +125,7 @@ MONOLANE_DEVICE void merge_decode(int splits, uint32_t step) {
 #pragma unroll
     for (int e = 0; e < kMergeElements; e++) total[e] = over_merge_lanes(total[e], add) * scale;
     if (merge_lane || i >= kEach || item >= kItems) continue;
-    uint32_t* to = monolane_launch.activation_words + kWordOffsets[kAttended] + element;
+    uint32_t* to = buffers().activation_words + kWordOffsets[kAttended] + element;
     if constexpr (kMergeElements == 4)
       ptx::store_relaxed(reinterpret_cast<Word4*>(to),
                          Word4{tagged(total[0], step), tagged(total[1], step), tagged(total[2], step), tagged(total[3], step)});
@@ -163,7 +163,7 @@ MONOLANE_DEVICE void await_partials(int row, int first, int splits, int element,
 // Merges the splits of a prefill pass. It has up to 16 times as many elements as a decode pass, so each thread merges whole elements.
 MONOLANE_DEVICE void merge_prefill(int rows, int splits, uint32_t step) {
   constexpr int kBurst = 8;  // splits whose loads are issued together
-  const int each = divide_up(rows * kQueryDims, kWorkers), first = worker_id() * each, end = min(first + each, rows * kQueryDims);
+  const int each = divide_up(rows * kQueryDims, kLaneWorkers), first = rank() * each, end = min(first + each, rows * kQueryDims);
   for (int i = first + thread_id(); i < end; i += kConsumers) {
     const int row = i / kQueryDims, element = i % kQueryDims;
     MergeState merged;
@@ -191,7 +191,7 @@ MONOLANE_DEVICE void publish_partial(int row, int split, int splits, int head, i
       if (d + j < kHeadDim) publish_activation<true>(kAttended, element + j, row, v[j], step);
     return;
   }
-  uint32_t* to = splits == 1 ? monolane_launch.activation_words + kWordOffsets[kAttended] + element : partial_output(row, split) + element;
+  uint32_t* to = splits == 1 ? buffers().activation_words + kWordOffsets[kAttended] + element : partial_output(row, split) + element;
   if constexpr (kHeadDim % 4 == 0) {
     if (d < kHeadDim)
       ptx::store_relaxed(reinterpret_cast<Word4*>(to), Word4{tagged(v[0], step), tagged(v[1], step), tagged(v[2], step), tagged(v[3], step)});
@@ -213,7 +213,7 @@ using DecodeSplit = SplitAttention<kRing ? Source::kRing : Source::kDecode, less
 
 // Polls this thread's pairs (see rope.cuh) of the vector at offset `at` of the words that the qkv stage published.
 MONOLANE_DEVICE void await_pairs(int at, uint32_t step, float (&low)[kPairs], float (&high)[kPairs]) {
-  const uint64_t* from = monolane_launch.qkv_words + at + lane_id();
+  const uint64_t* from = buffers().qkv_words + at + lane_id();
   uint64_t words[2 * kPairs];
   for (;;) {
     bool ready = true;
@@ -266,7 +266,7 @@ MONOLANE_DEVICE void append_new_kv(int layer, int head, int position) {
 // `received()` is called when the queries have arrived.
 template <bool kRing, class Received>
 MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, uint32_t step, Cursor<false>& cursor, Received received) {
-  for (int item = worker_id(); item < kKvHeads * span.splits; item += kWorkers) {
+  for (int item = rank(); item < kKvHeads * span.splits; item += kLaneWorkers) {
     const int head = item % kKvHeads, split = item / kKvHeads;
     const bool newest = split == span.splits - 1;
     for (int first_row = 0; first_row < kQueriesPerKv; first_row += kMmaRows) {
@@ -318,7 +318,7 @@ MONOLANE_DEVICE void attend_decode(int layer, int position, uint32_t step, Curso
 template <class Key, class Value>
 MONOLANE_DEVICE void rope_kv(int layer, int head, int row, int position, Key key, Value value) {
   const int r = position % kPageTokens;
-  const float* from = monolane_launch.prefill_qkv + row * (kQueryDims + 2 * kKvDims) + kQueryDims + head * kHeadDim;
+  const float* from = buffers().prefill_qkv + row * (kQueryDims + 2 * kKvDims) + kQueryDims + head * kHeadDim;
   float low[2][kPairs], high[2][kPairs];  // [0] of the key, [1] of the value
   load_pairs(from, low[0], high[0]);
   load_pairs(from + kKvDims, low[1], high[1]);
@@ -330,7 +330,7 @@ MONOLANE_DEVICE void rope_kv(int layer, int head, int row, int position, Key key
 // Appends the keys and values of all rows to the KV cache, for later passes; one warp per row and KV head. The last workers get the first of
 // them, because they have the fewest items of attention.
 MONOLANE_DEVICE void append_kv(int layer, int start, int rows) {
-  for (int i = (kWorkers - 1 - worker_id()) * kConsumerWarps + warp_id(); i < rows * kKvHeads; i += kWorkers * kConsumerWarps) {
+  for (int i = (kLaneWorkers - 1 - rank()) * kConsumerWarps + warp_id(); i < rows * kKvHeads; i += kLaneWorkers * kConsumerWarps) {
     const int head = i % kKvHeads, row = i / kKvHeads, page = (start + row) / kPageTokens;
     uint16_t *keys = key_page(layer, head, page), *values = value_page(layer, head, page);
     rope_kv(
@@ -355,7 +355,7 @@ MONOLANE_DEVICE void rope_queries(int layer, int head, int start, int rows) {
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
     const int row = min(warp_id() + i * kConsumerWarps, rows - 1);
-    load_pairs(monolane_launch.prefill_qkv + row * (kQueryDims + 2 * kKvDims) + head * kHeadDim, low[i], high[i]);
+    load_pairs(buffers().prefill_qkv + row * (kQueryDims + 2 * kKvDims) + head * kHeadDim, low[i], high[i]);
     ropes[i] = rope_coefficients(start + row, query_norm(layer));
   }
 #pragma unroll
@@ -370,7 +370,7 @@ MONOLANE_DEVICE void rope_queries(int layer, int head, int start, int rows) {
 
 MONOLANE_DEVICE void attend_prefill(int layer, int start, int rows, uint32_t step) {
   const Span span = span_of<true>(start, window_of(layer));
-  for (int item = worker_id(); item < kHeads * span.splits; item += kWorkers) {
+  for (int item = rank(); item < kHeads * span.splits; item += kLaneWorkers) {
     const int head = item % kHeads, split = item / kHeads;
     SplitAttention<Source::kPrefill, kMmaRows> split_attention(layer, head / kQueriesPerKv, start, rows, span, split, 0);
     split_attention.load_first();
@@ -385,7 +385,7 @@ MONOLANE_DEVICE void attend_prefill(int layer, int start, int rows, uint32_t ste
         });
     sync_consumers();  // all warps have read the scratch: the next item may overwrite it
   }
-  if (start % kPageTokens) grid_barrier();  // other workers may still be reading the older tokens of the page that append_kv writes to
+  if (start % kPageTokens) lane_barrier();  // other workers may still be reading the older tokens of the page that append_kv writes to
   append_kv(layer, start, rows);
   if (span.splits > 1) merge_prefill(rows, span.splits, step);
 }

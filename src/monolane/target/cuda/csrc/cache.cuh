@@ -31,10 +31,10 @@ MONOLANE_DEVICE int64_t cache_page(int layer, int head, int page) {
   return (static_cast<int64_t>(layer) * kKvHeads + head) * divide_up(monolane_launch.context, kPageTokens) + page;
 }
 MONOLANE_DEVICE uint16_t* key_page(int layer, int head, int page) {
-  return monolane_launch.keys + cache_page(layer, head, page) * (kKeyFragments * kFragmentElements);
+  return buffers().keys + cache_page(layer, head, page) * (kKeyFragments * kFragmentElements);
 }
 MONOLANE_DEVICE uint16_t* value_page(int layer, int head, int page) {
-  return monolane_launch.values + cache_page(layer, head, page) * (kValueFragments * kFragmentElements);
+  return buffers().values + cache_page(layer, head, page) * (kValueFragments * kFragmentElements);
 }
 
 // Index of the element of dimension d of token r (0 to 15) in a page.

@@ -42,19 +42,24 @@ MONOLANE_DEVICE uint32_t await_word64(const uint64_t* p, uint32_t step) {
 // A float that another worker wrote before a grid barrier. The load bypasses L1, which is not coherent with writes of other workers.
 MONOLANE_DEVICE float load_float(const float* p) { return ptx::float_of(ptx::load_relaxed(reinterpret_cast<const uint32_t*>(p))); }
 
-// Waits until all workers have arrived; all consumer warps of a worker call it. Writes before the barrier are visible after it.
-// The counter only grows: barrier number n is complete at n * kWorkers arrivals, and the signed difference allows it to wrap around.
-MONOLANE_DEVICE void grid_barrier() {
+// Waits until `workers` workers have arrived; all consumer warps of a worker call it. Writes before the barrier are visible after it.
+// The counter only grows: barrier number n is complete at n * workers arrivals, and the signed difference allows it to wrap around.
+MONOLANE_DEVICE void barrier(uint32_t* counter, uint32_t& passed, int workers) {
   note_wait(kWaitBarrier);
   sync_consumers();
   if (thread_id() == 0) {
-    const uint32_t complete = ++shared::flags()->barriers * kWorkers;
-    uint32_t* counter = monolane_launch.grid_arrivals;
+    const uint32_t complete = ++passed * workers;
     ptx::add_release(counter, 1);
     while (static_cast<int32_t>(ptx::load_acquire(counter) - complete) < 0)
       if (shared::failed()) break;
   }
   sync_consumers();
+}
+// A barrier of all workers, and one of the workers of a lane.
+MONOLANE_DEVICE void grid_barrier() { barrier(monolane_launch.grid_arrivals, shared::flags()->barriers, kWorkers); }
+MONOLANE_DEVICE void lane_barrier() {
+  if (kLanes == 1) return grid_barrier();
+  barrier(buffers().lane_arrivals, shared::flags()->lane_barriers, kLaneWorkers);
 }
 
 }  // namespace monolane

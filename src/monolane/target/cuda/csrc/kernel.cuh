@@ -1,7 +1,8 @@
 // The kernel: one launch serves one request. It runs prefill passes of up to kPassRows = 16 rows, then decode passes of 1 row. It samples every token
 // and checks the stop conditions on the device; the host only reads tokens and may raise a flag to abort.
 //
-// A worker is a thread block that owns one SM. All workers execute the same stages in the same order. The twelve warps of a worker:
+// A worker is a thread block that owns one SM. All workers execute the same stages in the same order. Where the model is divided among lanes, a lane
+// is a group of consecutive workers (exchange.cuh). The twelve warps of a worker:
 //
 //     warps 0-7   consumer warps: Consumer::run() executes the stages
 //     warp 8      producer warp: produce() streams the worker's tape into the ring
@@ -13,6 +14,7 @@
 #pragma once
 #include "attend.cuh"
 #include "watchdog.cuh"
+#include "exchange.cuh"
 #include "prefetch.cuh"
 #include "project.cuh"
 #include "sample.cuh"
@@ -73,18 +75,20 @@ class Consumer {
     embed<kPrefill>(now);
     mark<kPrefill>(0, 2);
 #pragma unroll 1
-    for (int layer = 0; layer < kLayers; layer++) {
+    for (int layer = 0; layer < kLayers; layer++, layers_++) {
       project_stage<kPrefill, Projection<0>>(layer, now, cursor);
       attend_stage<kPrefill>(layer, now, cursor);
       layer_projections<kPrefill, 1>(layer, now, cursor);
     }
     if (now.last_of_prompt || monolane_launch.request.all_logits) {
+      if constexpr (kCombines != 0) combine_stage<kPrefill>(now);
       project_stage<kPrefill, Head>(0, now, cursor);
       begin<kPrefill>(kStageCount - 1, now);
       if (!monolane_launch.request.all_logits) sample(now);
       mark<kPrefill>(kStageCount - 1, 2);
     }
     if (failed_together()) left_ = true;
+    passes_++;
     if (kTraced) decode_passes_ += !kPrefill;
   }
 
@@ -101,10 +105,14 @@ class Consumer {
   // them, the second until every word is cleared.
   MONOLANE_NOINLINE static void clear_words() {
     grid_barrier();
-    Word4* words = reinterpret_cast<Word4*>(monolane_launch.activation_words);
-    for (int64_t i = worker_id() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkers * kConsumers)
-      words[i] = {0, 0, 0, 0};
+    clear(monolane_launch.published, monolane_launch.tagged_bytes, worker_id(), kWorkers);
+    clear(buffers().activation_words, monolane_launch.lane_tagged_bytes, rank(), kLaneWorkers);
     grid_barrier();
+  }
+  // Clears a share of `bytes` bytes, as one of `workers` workers.
+  MONOLANE_DEVICE static void clear(void* memory, int64_t bytes, int worker, int workers) {
+    Word4* words = static_cast<Word4*>(memory);
+    for (int64_t i = worker * kConsumers + thread_id(); i < bytes / 16; i += workers * kConsumers) words[i] = {0, 0, 0, 0};
   }
   MONOLANE_DEVICE void renew_tags() {
     clear_words();
@@ -136,7 +144,7 @@ class Consumer {
     else
       attend_decode(layer, now.start, step_, cursor, [&] { mark<false>(s, 1); });
     mark<kPrefill>(s, 2);
-    if (kPrefill) grid_barrier();
+    if (kPrefill) lane_barrier();
   }
 
   // Stores a time stamp in ns of a decode pass for the trace. `what`: 0 at the beginning of a stage, 1 when its input has arrived, 2 at its end.
@@ -213,7 +221,7 @@ class Consumer {
       publish_best(ptx::load_shared(&shared::flags()->aborted) ? kAbortRank : best, step_);
     }
     mark<kPrefill>(s, 2);
-    if (kPrefill) grid_barrier();
+    if (kPrefill) lane_barrier();
   }
 
   // This worker's tiles of one projection. `first_row`: its first output row, where a pair of a gate row and an up row counts as one.
@@ -223,8 +231,15 @@ class Consumer {
 
   template <class P>
   MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, uint64_t& best) {
+    // What other lanes have sent in an earlier layer is loaded while the input is polled for, for the first output row of this thread.
+    const int first_row = tiles.first_row + thread_id();
+    const bool owns_row = thread_id() < tiles.count * kRowsOfTile<P> && first_row < P::kRows;
+    float arrived = 0.0f;
     const auto prepare = [&] {
+      Arrivals late;
+      if (owns_row) load_late<P>(late, tiles.layer, 0, first_row);
       const float scale = finish_prepare<P>(prepare_decode<P>(tiles.layer, now));
+      if (owns_row) arrived = sum_late<P>(late, tiles.layer, 0, first_row);
       mark<false>(tiles.stage, 1);
       return scale;
     };
@@ -232,8 +247,9 @@ class Consumer {
     // when nothing else is left to do.
     const Bias bias = bias_of<P>(tiles.layer, tiles.first_row + thread_id());
     project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
-      const Bias own = local < kConsumers ? bias : bias_of<P>(tiles.layer, tiles.first_row + local);
-      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, best);
+      const Bias own = local == thread_id() ? bias : bias_of<P>(tiles.layer, tiles.first_row + local);
+      const float late = local == thread_id() ? arrived : receive_late<P>(tiles, 0, local);
+      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, late, best);
     });
   }
 
@@ -250,7 +266,7 @@ class Consumer {
       const int splits = span_of<false>(now.start, window_of(layer)).splits;
       if (splits > kFusedSplits)
         ptx::nanosleep(kMergeBackoffNs);
-      else if (worker_id() >= kKvHeads * splits)
+      else if (rank() >= kKvHeads * splits)
         ptx::nanosleep(kBackoffNs);
       if constexpr (kFusedSplits > 1)
         if (splits > 1 && splits <= kFusedSplits) return prepare_splits(splits, step_ - 1);
@@ -264,7 +280,7 @@ class Consumer {
   MONOLANE_DEVICE void project_prefill(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor) {
     constexpr bool kStaged = kPaddedCols<P> <= kPrefillCols, kNorm = P::kNorm != kNone;
     constexpr int kStride = kBufferStrides[P::kReads];
-    const uint16_t* plain = monolane_launch.prefill_activations + kPrefillOffsets[P::kReads];
+    const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
     const auto prepare = [&] {  // one warp per row; the norm factor of a row goes to shared::reduce()
       if constexpr (kStaged) {
         for (int row = warp_id(); row < now.rows; row += kConsumerWarps) {
@@ -280,31 +296,32 @@ class Consumer {
       return 1.0f;
     };
     uint64_t unused = 0;
-    const uint16_t* x = kStaged ? shared::prefill_x() : kNorm ? monolane_launch.prefill_normed : plain;
+    const uint16_t* x = kStaged ? shared::prefill_x() : kNorm ? buffers().prefill_normed : plain;
     const auto finish_row = [&](int local, int row, float first, float second, float) {
       const float scale = kNorm ? shared::reduce()[row] : 1.0f;
-      finish<true, P>(tiles, now, local, row, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), unused);
+      const Bias bias = bias_of<P>(tiles.layer, tiles.first_row + local);
+      finish<true, P>(tiles, now, local, row, first * scale, second * scale, bias, receive_late<P>(tiles, row, local), unused);
     };
     project<true, P, kPassRows, kStaged>(tiles.count, cursor, x, kStaged ? kPrefillStride : kStride, now.rows, prepare, finish_row);
   }
 
-  // Prepares the normalised input of a prefill pass in global memory, where it does not fit shared memory: each row by one worker, for all workers.
-  // All workers call it, with or without tiles of their own, because it has a grid barrier. The norm factors of all rows go to shared::reduce().
+  // Prepares the normalised input of a prefill pass in global memory, where it does not fit shared memory: each row by one worker, for all workers of
+  // the lane. All of them call it, with or without tiles of their own, because it has a barrier. The norm factors of all rows go to shared::reduce().
   template <class P>
   MONOLANE_DEVICE void prepare_shared(int layer, const Pass& now) {
     constexpr int kStride = kBufferStrides[P::kReads];
-    const uint16_t* plain = monolane_launch.prefill_activations + kPrefillOffsets[P::kReads];
-    for (int row = worker_id(); row < now.rows; row += kWorkers) {
-      uint16_t* to = monolane_launch.prefill_normed + row * kStride;
+    const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
+    for (int row = rank(); row < now.rows; row += kLaneWorkers) {
+      uint16_t* to = buffers().prefill_normed + row * kStride;
       const float squares = P::kIndex == 0 && layer == 0
                                 ? prepare_embedding<P, kConsumers, To::kGlobal>(layer, token_at<true>(now, row), to, thread_id())
                                 : prepare_plain<P, kConsumers, To::kGlobal>(layer, plain + row * kStride, to, thread_id());
       const float scale = finish_prepare<P>(squares);
-      if (thread_id() == 0) ptx::store_relaxed(monolane_launch.prefill_scales + row, ptx::bits_of(scale));
+      if (thread_id() == 0) ptx::store_relaxed(buffers().prefill_scales + row, ptx::bits_of(scale));
       sync_consumers();  // all threads have read the sums of squares in shared::reduce()
     }
-    grid_barrier();
-    if (thread_id() < now.rows) shared::reduce()[thread_id()] = ptx::float_of(ptx::load_relaxed(monolane_launch.prefill_scales + thread_id()));
+    lane_barrier();
+    if (thread_id() < now.rows) shared::reduce()[thread_id()] = ptx::float_of(ptx::load_relaxed(buffers().prefill_scales + thread_id()));
     sync_consumers();
   }
 
@@ -312,10 +329,10 @@ class Consumer {
   template <class P>
   MONOLANE_DEVICE void project_last_row(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor, uint64_t& best) {
     constexpr int kBuffer = P::kReads;
-    const uint16_t* plain = monolane_launch.prefill_activations + kPrefillOffsets[kBuffer] + (now.rows - 1) * kBufferStrides[kBuffer];
+    const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[kBuffer] + (now.rows - 1) * kBufferStrides[kBuffer];
     const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers>(0, plain, shared::x(), thread_id())); };
     project<true, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
-      finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), best);
+      finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), 0.0f, best);
     });
   }
 
@@ -327,15 +344,15 @@ class Consumer {
   MONOLANE_DEVICE static Bias bias_of(int layer, int output_row) {
     constexpr int kBias = P::kBias, kGate = P::kOutput == Output::kGate;
     if (kBias == kNone || output_row >= P::kRows >> kGate) return {};
-    const float* from = monolane_launch.constants + kBias + layer * kConstantsPerLayer + (output_row << kGate);
+    const float* from = buffers().constants + kBias + layer * kConstantsPerLayer + (output_row << kGate);
     return {from[0], kGate ? from[1] : 0.0f};
   }
 
   // Finishes one result of a projection: adds the bias and publishes the value, or updates the residual stream with it, or stores the logit. `local`:
   // the output row, counted from this worker's first. `row`: row of the pass. `first`, `second`: sums; the second one is of the up row of a gate.
-  // `best`: the highest rank of this thread's logits so far.
+  // `late`: what other lanes have sent in an earlier layer. `best`: the highest rank of this thread's logits so far.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const Bias& bias,
+  MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const Bias& bias, float late,
                               uint64_t& best) {
     constexpr Output kOutput = P::kOutput;
     constexpr int kGate = kOutput == Output::kGate, kBuffer = P::kWrites;
@@ -346,20 +363,118 @@ class Consumer {
       v = ptx::divide(v, 1.0f + ptx::exp(-v)) * (second + bias.second);
       publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kResidual) {
+      if constexpr (kLanes > 1) v = exchanged<P>(tiles.layer, row, output_row, v, late);
       v += shared::residual()[row * kMaxOwnedRows + local];
       shared::residual()[row * kMaxOwnedRows + local] = v;
       publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kStore) {
       if (kPrefill)
-        monolane_launch.prefill_qkv[row * (kQueryDims + 2 * kKvDims) + output_row] = v;
+        buffers().prefill_qkv[row * (kQueryDims + 2 * kKvDims) + output_row] = v;
       else
-        ptx::store_relaxed(monolane_launch.qkv_words + output_row, tagged_float(v, step_));
-    } else if (monolane_launch.request.all_logits) {
-      monolane_launch.request.all_logits[(now.start - monolane_launch.request.cached + row) * kVocab + output_row] = v;
+        ptx::store_relaxed(buffers().qkv_words + output_row, tagged_float(v, step_));
     } else {
-      if (!monolane_launch.plain_greedy) keep_logit(local, output_row, v);
-      best = max(best, rank_of(v, static_cast<uint32_t>(output_row)));
+      const int token = lane() * P::kRows + output_row;
+      if (kLanes > 1 && token >= kVocab) return;  // padding
+      if (monolane_launch.request.all_logits) {
+        monolane_launch.request.all_logits[(now.start - monolane_launch.request.cached + row) * kVocab + token] = v;
+      } else {
+        if (!monolane_launch.plain_greedy) keep_logit(local, token, v);
+        best = max(best, rank_of(v, static_cast<uint32_t>(token)));
+      }
     }
+  }
+
+  // --- other lanes ---
+
+  // Issues the loads of an element of the other lanes that an earlier layer has sent, where the exchange is late.
+  template <class P>
+  MONOLANE_DEVICE void load_late(Arrivals& late, int layer, int row, int output_row) const {
+    if constexpr (P::kExchange != kNone) {
+      const int delay = kExchanges[P::kExchange][layer].late;
+      if (delay > 0) late.load(exchange_slot(P::kExchange, layers_ - delay), row, output_row);
+    }
+  }
+  // The sum of these elements, or 0 where the exchange is not late. An earlier layer is of the same pass, so its tag follows from its distance.
+  template <class P>
+  MONOLANE_DEVICE float sum_late(Arrivals& late, int layer, int row, int output_row) const {
+    if constexpr (P::kExchange != kNone) {
+      const int delay = kExchanges[P::kExchange][layer].late;
+      if (delay > 0) {
+        late.await(exchange_slot(P::kExchange, layers_ - delay), row, output_row, step_ - delay * kStagesPerLayer);
+        return late.sum(0.0f);
+      }
+    }
+    return 0.0f;
+  }
+  template <class P>
+  MONOLANE_DEVICE float receive_late(const StageTiles& tiles, int row, int local) const {
+    Arrivals late;
+    if (tiles.first_row + local >= P::kRows) return 0.0f;
+    load_late<P>(late, tiles.layer, row, tiles.first_row + local);
+    return sum_late<P>(late, tiles.layer, row, tiles.first_row + local);
+  }
+
+  // What is added to the residual stream: the outputs of all lanes in this layer, or this lane's own and what has arrived late.
+  template <class P>
+  MONOLANE_DEVICE float exchanged(int layer, int row, int output_row, float own, float late) const {
+    const Exchange exchange = kExchanges[P::kExchange][layer];
+    const int slot = exchange_slot(P::kExchange, layers_);
+    if (exchange.sends) send(slot, row, output_row, own, step_);
+    if (exchange.late) return exchange.own * own + late;
+    note_wait(kWaitLanes);
+    Arrivals others;
+    others.load(slot, row, output_row);
+    others.await(slot, row, output_row, step_);
+    return others.sum(own);
+  }
+
+  // The stage that combines the residual streams of all lanes, for those rows of the pass whose logits are needed. A worker sends its own elements,
+  // normalised where the stage has a norm, and publishes what becomes of them and of the same elements of the other lanes.
+  template <bool kPrefill>
+  MONOLANE_DEVICE void combine_stage(const Pass& now) {
+    constexpr int kStage = kStageCount - 3, kRows = Projection<kResidualProjection>::kTileRows;
+    begin<kPrefill>(kStage, now);
+    sync_consumers();  // all elements of the residual stream have been stored
+    const Own own = shared::own()[kResidualProjection];
+    const int first = own.first_tile * kRows, owned = min(own.tiles * kRows, kHidden - first), slot = combine_slot(passes_);
+#pragma unroll 1
+    for (int row = kPrefill && !monolane_launch.request.all_logits ? now.rows - 1 : 0; row < now.rows; row++) {
+      const float scale = stream_scale<kPrefill>(row);
+      mark<kPrefill>(kStage, 1);
+#pragma unroll 1
+      for (int i = thread_id(); i < owned; i += kConsumers) {
+        const int element = first + i;
+        float v = shared::residual()[row * kMaxOwnedRows + i];
+        if (LaneStream::kNorm != kNone) v *= scale * norm_weights<LaneStream>(0)[element];
+        send(slot, row, element, v, step_);
+        Arrivals others;
+        others.load(slot, row, element);
+        others.await(slot, row, element, step_);
+        if (kConcatenates) {
+#pragma unroll
+          for (int from = 0; from < kLanes; from++) publish_activation<kPrefill>(kCombined, from * kHidden + element, row, others.value(from, v), step_);
+        } else {
+          publish_activation<kPrefill>(kCombined, element, row, others.sum(v) * (kAverages ? 1.0f / kLanes : 1.0f), step_);
+        }
+      }
+    }
+    mark<kPrefill>(kStage, 2);
+    if (kPrefill) lane_barrier();
+  }
+
+  // The factor 1 / rms of a row of this lane's stream, where the stage that combines streams has a norm.
+  template <bool kPrefill>
+  MONOLANE_DEVICE float stream_scale(int row) const {
+    if (LaneStream::kNorm == kNone) return 1.0f;
+    constexpr int kBuffer = LaneStream::kReads;
+    note_wait(kWaitActivations);
+    const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[kBuffer] + row * kBufferStrides[kBuffer];
+    const float squares =
+        kPrefill ? prepare_plain<LaneStream, kConsumers>(0, plain, shared::x(), thread_id()) : prepare_words<LaneStream>(0, step_ - 1);
+    const float scale = finish_prepare<LaneStream>(squares);
+    note_wait(kWaitLanes);
+    sync_consumers();  // all threads have read the sums of squares in shared::reduce()
+    return scale;
   }
 
   // The sampling stage: all workers choose the same token, and worker 0 posts it to its watchdog warp for the host. A stop token, the limit of
@@ -388,6 +503,7 @@ class Consumer {
   uint32_t step_ = 0;      // tag of what the current stage publishes: 1 to kMaxTag
   int32_t token_ = kNone;  // input token of the next decode pass
   int decode_passes_ = 0;  // counted for the trace
+  uint32_t layers_ = 0, passes_ = 0;  // of this launch before the current ones: they choose the slots of mailboxes
   int position_ = static_cast<int>(monolane_launch.request.cached);  // of the first row of the next pass
   bool left_ = false;                                                // the request has ended
 };
@@ -395,7 +511,7 @@ class Consumer {
 // The producer warp: streams the tape for the same passes in the same order as Consumer::run(). Its first thread issues all copies.
 MONOLANE_DEVICE void produce() {
   const Request& request = monolane_launch.request;
-  const uint8_t* tape = monolane_launch.tapes[worker_id()];
+  const uint8_t* tape = buffers().tapes[rank()];
   const int count = static_cast<int>(request.token_count);
   int position = static_cast<int>(request.cached);
   bool going = true;

@@ -20,7 +20,7 @@ constexpr int kPrefillBatch = (kXBytes / 4 + kBatchSums) / (kTileSums * kPassRow
 constexpr int kQueriesPerKv = kHeads / kKvHeads;
 constexpr int kQueryDims = kHeads * kHeadDim;
 constexpr int kKvDims = kKvHeads * kHeadDim;
-constexpr int kStageCount = kLayers * kStagesPerLayer + 3;  // embedding, layers, head, sampling
+constexpr int kStageCount = kLayers * kStagesPerLayer + 3 + kCombines;  // embedding, layers, combining streams, head, sampling
 
 }  // namespace monolane
 
@@ -35,16 +35,19 @@ struct Own {
   int first_tile, tiles;
 };
 
-MONOLANE_DEVICE const Segment& segment(int projection) {
-  return monolane_launch.segments[ptx::block_index() * kProjections + projection];
-}
-
 // --- this thread and its worker ---
 
 MONOLANE_DEVICE int thread_id() { return ptx::thread_index(); }
 MONOLANE_DEVICE int warp_id() { return static_cast<uint32_t>(ptx::thread_index()) / 32; }
 MONOLANE_DEVICE int lane_id() { return static_cast<uint32_t>(ptx::thread_index()) % 32; }
 MONOLANE_DEVICE int worker_id() { return ptx::block_index(); }
+// Workers are numbered lane after lane. `rank` counts the workers of a lane.
+MONOLANE_DEVICE int lane() { return kLanes > 1 ? worker_id() / kLaneWorkers : 0; }
+MONOLANE_DEVICE int rank() { return kLanes > 1 ? worker_id() % kLaneWorkers : worker_id(); }
+MONOLANE_DEVICE const LaneBuffers& buffers() { return monolane_launch.lanes[lane()]; }
+// All lanes divide their matrices among their workers in the same way.
+MONOLANE_DEVICE const Segment& segment(int projection) { return monolane_launch.segments[rank() * kProjections + projection]; }
+
 // Named barriers of the thread block.
 MONOLANE_DEVICE void sync_block() { ptx::named_barrier<0, kThreads>(); }
 MONOLANE_DEVICE void sync_consumers() { ptx::named_barrier<1, kConsumers>(); }
@@ -78,6 +81,7 @@ struct Flags {
   uint32_t aborted;          // the host wants the request to end
   uint32_t status;           // how the request ended
   uint32_t barriers;         // grid barriers that thread 0 has passed
+  uint32_t lane_barriers;    // the same for barriers of its lane
   uint32_t posted, written;  // tokens that the consumers have generated, and those that the watchdog has passed on to the host
   uint32_t pass_position;    // first position of the pass that the consumers have begun
   uint32_t histograms;       // histograms that sampling has used

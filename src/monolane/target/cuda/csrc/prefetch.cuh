@@ -34,7 +34,7 @@ class Prefetcher {
 
   // All workers read all constants, so each worker prefetches some of the lines.
   MONOLANE_DEVICE static void constants(int layer) {
-    if (lane_id() == 0) prefetch_lines(monolane_launch.constants + layer * kConstantsPerLayer, kConstantsPerLayer * 4, worker_id(), kWorkers);
+    if (lane_id() == 0) prefetch_lines(buffers().constants + layer * kConstantsPerLayer, kConstantsPerLayer * 4, rank(), kLaneWorkers);
   }
 
   // The splits that this worker attends to, as a decode pass divides them; prefill passes use the same division here. Splits that come through
@@ -42,7 +42,7 @@ class Prefetcher {
   MONOLANE_DEVICE static void cache(int layer, int position) {
     const Span span = span_of<false>(position, window_of(layer));
     if (streamed_end(position, span)) return;
-    for (int item = worker_id(); item < kKvHeads * span.splits; item += kWorkers) {
+    for (int item = rank(); item < kKvHeads * span.splits; item += kLaneWorkers) {
       const int head = item % kKvHeads, split = item / kKvHeads, first = split_start(span, split);
       const int pages = min(kPrefetchPages, split_end(span, split) - first);
       prefetch_lines(key_page(layer, head, first), pages * kKeyFragments * kFragmentBytes, lane_id(), 32);

@@ -73,7 +73,7 @@ MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint1
 
 template <class P>
 MONOLANE_DEVICE const float* norm_weights(int layer) {
-  return monolane_launch.constants + P::kNorm + layer * kConstantsPerLayer;
+  return buffers().constants + P::kNorm + layer * kConstantsPerLayer;
 }
 
 // The columns of a matrix, padded to whole fragments.
@@ -124,7 +124,7 @@ constexpr int kBurstOf = divide_up(kFours<P, kThreadCount>, divide_up(kFours<P, 
 template <class P>
 MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   constexpr int kBurst = kBurstOf<P, kConsumers, 6>, kStride = kConsumers * 4, kCols = P::kCols;
-  const uint32_t* words = monolane_launch.activation_words + kWordOffsets[P::kReads];
+  const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
   return prepare_with<P, kConsumers, kBurst>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
     Word4 four[kBurst];

@@ -30,6 +30,7 @@ struct InFlightLimits {
 //   kNorm, kBias             offsets of the first layer's norm weights and biases among the constants, or kNone
 //   kEps                     of the norm
 //   kReads, kWrites          buffers
+//   kExchange                its place among the projections whose outputs lanes exchange (exchange.cuh), or kNone
 template <int kIndex>
 struct Projection;
 

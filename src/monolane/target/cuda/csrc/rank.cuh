@@ -132,8 +132,8 @@ struct OwnTokens {
 };
 MONOLANE_DEVICE OwnTokens own_tokens() {
   const Own own = shared::own()[kProjections - 1];
-  const int first = own.first_tile * Head::kTileRows;
-  return {first, max(min(own.tiles * Head::kTileRows, kVocab - first), 0)};
+  const int row = own.first_tile * Head::kTileRows, first = lane() * Head::kRows + row;
+  return {first, max(min(own.tiles * Head::kTileRows, min(Head::kRows - row, kVocab - first)), 0)};
 }
 
 // The scratch of sampling, in the part of shared memory that inputs and sums of projections have (kXOffset to kResidualOffset):

@@ -128,7 +128,7 @@ class Producer {
     constexpr int kInFlight = divide_up(kCacheBytesInFlight, kChunkPages * kPageBytes);
     if (position < kFusedTokens) return true;  // the fast exit of short contexts: every layer comes here, and copies wait meanwhile
     const Span span = span_of<false>(position, window_of(layer));
-    const int head = worker_id() % kKvHeads, split = worker_id() / kKvHeads;
+    const int head = rank() % kKvHeads, split = rank() / kKvHeads;
     if (split >= span.splits) return true;
     const int end = min(streamed_end(position, span), split_end(span, split));
     int page = split_start(span, split);

@@ -23,8 +23,8 @@ MONOLANE_DEVICE RopeCoefficients rope_coefficients(int position, int norm) {
     const int i = min(lane_id() + 32 * j, kHalf - 1);
     const float* angle = monolane_launch.rope_table + static_cast<int64_t>(position) * kHeadDim + 2 * i;
     rope.cosine[j] = angle[0], rope.sine[j] = angle[1];
-    rope.norm_low[j] = kQkNorm ? monolane_launch.constants[norm + i] : 1.0f;
-    rope.norm_high[j] = kQkNorm ? monolane_launch.constants[norm + kHalf + i] : 1.0f;
+    rope.norm_low[j] = kQkNorm ? buffers().constants[norm + i] : 1.0f;
+    rope.norm_high[j] = kQkNorm ? buffers().constants[norm + kHalf + i] : 1.0f;
   }
   return rope;
 }

@@ -1,0 +1,122 @@
+"""Lanes as groups of thread blocks of the emulated CUDA kernel: the logits of one lane, and those of Laneformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulated import EmulatedTarget
+from emulated_gpu import WORKERS, open_emulated_gpu
+
+from laneformers import laneformer
+from monolane.errors import TargetError, UsageError
+from monolane.program.sample import Sampler, Sampling
+from monolane.target import structs
+from monolane.target.base import Request
+from monolane.target.cuda.constants import TAG_BITS
+from monolane.target.cuda.opening import cuda_plan
+from random_models import CASES, RandomModel, random_model
+
+TOLERANCE = 0.2  # of bf16 activations
+DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=3, repetition_penalty=1.1)
+BY_NAME = {case.name: case for case in CASES}
+# Each of these kernels has several of the variants at once.
+LANEFORMERS = ["early sums", "mixed, with windows", "mixed, head over all lanes", "mixed, sums"]
+
+
+def opened(model: RandomModel, lanes: int, workers: int = 3, delay_permille: int = 0, seed: int = 1) -> EmulatedTarget:
+    """``workers`` thread blocks for each lane, and one that is left over."""
+    processors = lanes * workers + min(1, lanes - 1)
+    return EmulatedTarget(
+        model.config, model.weights, processors, lanes=lanes, delay_permille=delay_permille, seed=seed
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "lanes"),
+    [
+        ("llama-64-tied", 2),  # 3 KV heads
+        ("qwen2-96", 4),  # copies of 2 KV heads, biases
+        ("llama-96-biases", 3),  # biases of o and down
+    ],
+)
+def test_the_logits_are_those_of_transformers(name: str, lanes: int) -> None:
+    model = random_model(BY_NAME[name])
+    target = opened(model, lanes)
+    for length in (1, 16, 50):
+        ours = target.logits(model.tokens[:length])
+        np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("variant", LANEFORMERS)
+def test_a_laneformer_is_the_module(variant: str) -> None:
+    """By prefill passes, and then token by token, where lanes run apart as far as delays let them."""
+    model = laneformer(variant)
+    assert model.config.lanes is not None
+    tolerance = TOLERANCE * model.logits.std() / 2
+    target = opened(model, model.config.lanes.count)
+    ours = target.logits(model.tokens[:40])
+    np.testing.assert_allclose(ours, model.logits[:40], atol=tolerance, rtol=0)
+    target.run(Request(model.tokens[:20], 0, 1, frozenset(), Sampling()))
+    for length in range(21, 30):
+        request = Request(model.tokens[:length], length - 1, 1, frozenset(), Sampling(), logprobs=20)
+        (token,), _ = target.run(request)
+        row = model.logits[length - 1]
+        exact = row - np.log(np.exp(row - row.max()).sum()) - row.max()
+        for other, logprob in token.top:
+            assert abs(logprob - exact[other]) <= tolerance
+
+
+@pytest.mark.parametrize("variant", ["early sums", "two lanes"])
+def test_workers_and_delays_change_no_bit(variant: str) -> None:
+    model = laneformer(variant)
+    assert model.config.lanes is not None
+    lanes = model.config.lanes.count
+    request = Request(model.tokens[:20], 0, 12, frozenset(), DRAWN, 3)
+    expected = opened(model, lanes, workers=2)
+    tokens = expected.run(request)[0]
+    for workers, seed in ((2, 1), (2, 2), (4, 3)):
+        target = opened(model, lanes, workers, delay_permille=30, seed=seed)
+        np.testing.assert_array_equal(expected.logits(model.tokens[:40]), target.logits(model.tokens[:40]))
+        assert [(token.id, token.top) for token in target.run(request)[0]] == [(t.id, t.top) for t in tokens]
+
+
+def test_lanes_choose_the_token_of_the_reference() -> None:
+    model = laneformer("mixed, sums")  # 211 tokens for 2 lanes: the last one has padding
+    target = opened(model, 2)
+    tokens, outcome = target.run(Request(model.tokens[:20], 0, 8, frozenset(), DRAWN, 3))
+    assert outcome.status == structs.Status.LENGTH_REACHED
+    sequence = [*model.tokens[:20], *(token.id for token in tokens)]
+    logits, reference = target.logits(sequence), Sampler(DRAWN, 211, np.array(sequence[:20]), 3)
+    for made, token in enumerate(tokens):
+        choice = reference.choose(logits[19 + made], 20 + made)
+        assert token.id == choice.token
+        assert token.top == tuple((other, choice.logprob(distance)) for other, distance in choice.top)
+
+
+def test_tags_that_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tags of few bits they do so every few passes, and mailboxes are cleared, too."""
+    model = laneformer("early sums")
+    expected, _ = opened(model, 4).run(Request(model.tokens[:20], 0, 12, frozenset(), Sampling(), 3))
+    monkeypatch.setattr("monolane.target.cuda.constants.TAG_BITS", 6)
+    assert TAG_BITS > 6
+    tokens, _ = opened(model, 4).run(Request(model.tokens[:20], 0, 12, frozenset(), Sampling(), 3))
+    assert [(token.id, token.top) for token in tokens] == [(token.id, token.top) for token in expected]
+
+
+def test_a_lane_that_stalls_is_named() -> None:
+    model = laneformer("two lanes")
+    stalled = WORKERS + 1  # the second worker of the second lane
+    with pytest.raises(TargetError, match="of lane [01] waited too long"):
+        target = open_emulated_gpu(model.config, model.weights, 64, stall=(stalled, 4, 3), lanes=2)
+        target._launch.deadline_ns = 500_000_000
+        list(target.run(Request(model.tokens[:4], 0, 4, frozenset(), Sampling())))
+
+
+def test_more_lanes_than_a_gpu_has() -> None:
+    config = replace(random_model(CASES[0]).config)
+    with pytest.raises(UsageError, match="does not run 17 lanes"):
+        cuda_plan(config, 132, 17)
+    with pytest.raises(UsageError, match="does not run 3 lanes"):
+        cuda_plan(config, 2, 3)
