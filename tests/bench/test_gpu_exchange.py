@@ -57,10 +57,11 @@ def test_every_worker_gets_the_sum_of_all_lanes_in_every_round(
     assert speed == 0
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("protocol", Protocol, ids=lambda protocol: protocol.name)
-def test_memory_streams_until_the_last_worker_has_ended(brief: None, protocol: Protocol) -> None:
+def test_memory_streams_until_the_last_worker_has_ended(brief: None, protocol: Protocol, in_flight: int) -> None:
     memory: Any = EmulatedMemory(4)
-    us, speed = GpuExchange(memory, 2).measure(protocol, 16, 2)
+    us, speed = GpuExchange(memory, 2).measure(protocol, 16, in_flight)
     assert us > 0
     assert speed > 0
 

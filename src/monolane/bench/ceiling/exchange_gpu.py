@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ctypes import Structure, c_int32, c_int64, c_void_p
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -193,6 +194,7 @@ def partials(values: int, round_: int, lanes: int) -> NDArray[np.float32]:
     return bits.view(np.int32).astype(np.float32) * np.float32(2.0**-24)
 
 
+@lru_cache(maxsize=4 * PATTERNS)  # a size is measured several times in a row
 def sums(protocol: Protocol, values: int, round_: int, lanes: int) -> NDArray[np.float32]:
     """[row]: what a worker has at the end of a round."""
     total, *others = partials(values, round_, lanes)

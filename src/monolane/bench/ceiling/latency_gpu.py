@@ -81,7 +81,7 @@ def source(name: str, header: str = "ptx.cuh") -> str:
 
 
 def shared_bytes(in_flight: int) -> int:
-    return in_flight * (CHUNK_BYTES + 8) + 16  # the chunks, an mbarrier for each, and flags
+    return in_flight * (CHUNK_BYTES + 16) + 16  # the chunks, an mbarrier for each, padded, and flags
 
 
 def expected_sum(blocks: int, rounds: int) -> int:

@@ -14,7 +14,8 @@ MONOLANE_DEVICE int64_t* stamps() { return monolane_launch.stamps + kStamps * pt
 struct Shared {
   MONOLANE_DEVICE static char* slot(int index) { return ptx::shared_memory() + index * kChunkBytes; }
   MONOLANE_DEVICE static uint64_t* landed() { return reinterpret_cast<uint64_t*>(slot(monolane_launch.in_flight)); }
-  MONOLANE_DEVICE static uint32_t* done() { return reinterpret_cast<uint32_t*>(landed() + monolane_launch.in_flight); }
+  // Every mbarrier has room for two, so that what follows is aligned to 16 bytes.
+  MONOLANE_DEVICE static uint32_t* done() { return reinterpret_cast<uint32_t*>(landed() + 2 * monolane_launch.in_flight); }
   MONOLANE_DEVICE static char* rest() { return reinterpret_cast<char*>(done()) + kFlagBytes; }
 };
 
