@@ -43,8 +43,8 @@ class EmulatedMemory:
     def download(self, address: int, into: NDArray[np.generic]) -> None:
         ctypes.memmove(into.ctypes.data, address, into.nbytes)
 
-    def clear(self, address: int, size: int) -> None:
-        ctypes.memset(address, 0, size)
+    def clear(self, address: int, size: int, byte: int = 0) -> None:
+        ctypes.memset(address, byte, size)
 
     def running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

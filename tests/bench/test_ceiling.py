@@ -13,13 +13,13 @@ import pytest
 from emulated_bench import EmulatedContext, compile_emulated
 
 from monolane import cli
-from monolane.bench.ceiling import cpu, latency_gpu, read_gpu
+from monolane.bench.ceiling import cpu, exchange_gpu, latency_gpu, read_gpu
 from monolane.bench.ceiling import picture as ceiling_picture
 from monolane.bench.ceiling import read_cpu as ceiling
 from monolane.bench.ceiling import result as ceiling_result
 from monolane.bench.ceiling import run as ceiling_run
 from monolane.bench.ceiling import store as ceiling_store
-from monolane.bench.ceiling.result import BARRIER, HANDOFF, Ceiling, Host, Read, Wait
+from monolane.bench.ceiling.result import BARRIER, HANDOFF, Ceiling, Exchange, Host, Read, Wait
 from monolane.bench.report import record
 from monolane.bench.report.schema import problems
 from monolane.errors import ResourceError, UsageError
@@ -32,6 +32,7 @@ FOUND = Ceiling(
     Host(12.5, None, 3.0),
     "in flight for each",
     4.2,
+    [Exchange(8, 16, 3072, 0, 2.1, 1.05, 2, 0.0), Exchange(8, 16, 3072, 32768, 3.2, 1.6, 2, 3.5e12)],
 )
 
 
@@ -64,7 +65,7 @@ def gpu_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(
         name="threads", processors=2, memory=1 << 30, shared_limit=227 << 10, architecture="threads"
     )
-    for room in (read_gpu, latency_gpu):
+    for room in (read_gpu, latency_gpu, exchange_gpu):
         monkeypatch.setattr(room, "compile_kernel", compile_emulated)
         monkeypatch.setattr(room, "SHARE_BYTES", 1 << 17)
         monkeypatch.setattr(room, "DEADLINE_S", 60.0)
@@ -74,6 +75,8 @@ def gpu_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling_run, "required_gpu", lambda: device)
     for name, few in (("ROUNDS", 4), ("WARM_UP", 2), ("REPEATS", 1), ("LAUNCHES", 2), ("ANSWERS", 3)):
         monkeypatch.setattr(latency_gpu, name, few)
+    for name, few in (("ROUNDS", 4), ("WARM_UP", 2), ("REPEATS", 1), ("VALUES", (1, 64)), ("IN_FLIGHT", (0, 2))):
+        monkeypatch.setattr(exchange_gpu, name, few)
     monkeypatch.setattr(ceiling_store, "_machine", lambda device: device)
 
 
@@ -113,6 +116,9 @@ def test_a_gpu_is_measured_in_every_way(cache: Path, gpu_of_threads: None) -> No
     assert len(result["waits"]) == 8
     assert all(wait["us"] > 0 for wait in result["waits"])
     assert all((wait["bytes_per_s"] > 0) == (wait["streaming_bytes"] > 0) for wait in result["waits"])
+    sizes = [(exchange["values"], exchange["streaming_bytes"]) for exchange in result["exchanges"]]
+    assert sizes == [(1, 0), (1, 32768), (64, 0), (64, 32768)]
+    assert {(exchange["lanes"], exchange["workers"]) for exchange in result["exchanges"]} == {(2, 1)}
     assert 0 < result["host"]["launch_us"] <= result["host"]["launch_to_end_us"]
     assert result["host"]["round_trip_us"] > 0
     assert ceiling_store.stored("cuda") == max(read["bytes_per_s"] for read in result["reads"])
@@ -138,6 +144,8 @@ def test_the_fastest_way_is_the_ceiling_and_the_table_is_aligned() -> None:
     assert lines[0] == "cuda (Card): 4.60 TB/s, by: copies"
     row = next(line for line in lines if line.startswith("loads"))
     assert row.split() == ["loads", "4.50", "TB/s", "97.8%"]
+    (exchanged,) = (line for line in lines if line.startswith("8 lanes of 16 workers"))
+    assert exchanged.split()[5:] == ["3,072", "2", "1.05", "µs", "2.10", "µs", "3.20", "µs", "3.50", "TB/s"]
     waits = [line for line in lines if " µs" in line and "workers" not in line]
     assert len({line.index(" µs") for line in waits[:3]}) == 1
     assert "32 KiB  2.50 µs  4.40 TB/s" in waits[1]

@@ -17,6 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
+from monolane.bench.ceiling.measured_exchanges import MeasuredExchanges, of_result
 from monolane.bench.ceiling.result import idle_handoff_us
 from monolane.bench.report.record import RESULTS, cpu_title
 from monolane.model.settings import Settings
@@ -50,7 +51,9 @@ class Result:
     ceiling: float  # bytes per second, measured in the same run
     work: tuple[Step, ...]
     us: float
-    handoff_us: float | None = None  # as ``monolane ceiling`` measured it on that machine; None: no such result
+    # As ``monolane ceiling`` measured them on that machine; None: no such result.
+    handoff_us: float | None = None
+    exchanges: MeasuredExchanges | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def results_folder() -> Path:
 def read_results(folder: Path) -> list[Result]:
     """All decode times of models that the planner knows. Other files are ignored."""
     found: list[Result] = []
-    handoffs: dict[str, float | None] = {}
+    ceilings: dict[str, tuple[float | None, MeasuredExchanges | None]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text())
@@ -82,8 +85,12 @@ def read_results(folder: Path) -> list[Result]:
         if isinstance(content, dict):
             found += _results_of(path.name, content)
             if content.get("benchmark") == "ceiling" and (machine := _machine_of(content)) is not None:
-                handoffs[machine[0]] = idle_handoff_us(content)
-    return [replace(result, handoff_us=handoffs.get(result.machine)) for result in found]
+                ceilings[machine[0]] = idle_handoff_us(content), of_result(content)
+    measured = [ceilings.get(result.machine, (None, None)) for result in found]
+    return [
+        replace(result, handoff_us=handoff_us, exchanges=exchanges)
+        for result, (handoff_us, exchanges) in zip(found, measured, strict=True)
+    ]
 
 
 def _results_of(name: str, content: dict[str, object]) -> Iterator[Result]:
@@ -161,6 +168,10 @@ def measured_ceiling(machine: Machine, results: Sequence[Result]) -> float | Non
     """The median of the read ceilings measured with the results, in bytes per second."""
     found = {result.source: result.ceiling for result in results if result.machine == machine.name}
     return median(found.values()) if found else None
+
+
+def measured_exchanges(machine: Machine, results: Sequence[Result]) -> MeasuredExchanges | None:
+    return next((result.exchanges for result in results if result.machine == machine.name), None)
 
 
 def predicted_us(result: Result, latencies: Latencies) -> float:

@@ -33,5 +33,5 @@ def place(spec: str, lanes: int | None) -> Place:
     same = found.machine is this or (gpu is not None and found.machine is known_gpu(gpu.name))
     if not stored or not same:
         return Place(found, None)
-    handoff_us = ceiling_store.stored_handoff_us(kind)
-    return Place(found, Ceiling(stored, "measured by 'monolane ceiling' on this machine", handoff_us))
+    handoff_us, exchanges = ceiling_store.stored_handoff_us(kind), ceiling_store.stored_exchanges(kind)
+    return Place(found, Ceiling(stored, "measured by 'monolane ceiling' on this machine", handoff_us, exchanges))

@@ -17,8 +17,18 @@ RESERVED = 0.05  # the share of a machine's memory for the driver, buffers and t
 
 _FABRIC_US = 3.0  # an upper bound, published for the one other engine with exchanges inside its kernel
 _PCIE_US = 10.0
+_WIRE_US = 0.7  # by which a word stored in another GPU's memory is seen later than one in the own: not measured
 _FABRIC = "published for another engine's exchanges inside a kernel; not measured by this program"
 _PCIE = "a guess for PCIe without direct links; not measured"
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The direct links between GPUs of one computer."""
+
+    name: str
+    bytes_per_s: float  # that one GPU sends, by the data sheet
+    latency_us: float = _WIRE_US
 
 
 @dataclass(frozen=True)
@@ -30,8 +40,9 @@ class Machine:
     memory: int  # bytes
     bandwidth: float | None  # nominal, in bytes per second; None where it is not known
     ceiling_share: float  # read ceiling / bandwidth, where the ceiling was not measured
-    exchange_us: float = _FABRIC_US  # of a hand-off that crosses lanes
+    exchange_us: float = _FABRIC_US  # of a hand-off that crosses lanes, where none was measured
     assumed: Mapping[str, str] = field(default_factory=dict)  # figure -> why it is assumed
+    wire: Wire | None = None  # None: no direct links
 
     @property
     def room(self) -> float:
@@ -39,10 +50,10 @@ class Machine:
         return self.memory * (1 - RESERVED)
 
 
-def _gpu(name: str, gigabytes: int, bandwidth: float, share: float, why: str, fabric: bool = True) -> Machine:
-    assumed = {"ceiling": why, "exchange": _FABRIC if fabric else _PCIE}
-    exchange = _FABRIC_US if fabric else _PCIE_US
-    return Machine(name, "gpu", gigabytes * 10**9, bandwidth, share, exchange, assumed)
+def _gpu(name: str, gigabytes: int, bandwidth: float, share: float, why: str, wire: Wire | None = None) -> Machine:
+    assumed = {"ceiling": why, "exchange": _FABRIC if wire else _PCIE}
+    exchange = _FABRIC_US if wire else _PCIE_US
+    return Machine(name, "gpu", gigabytes * 10**9, bandwidth, share, exchange, assumed, wire)
 
 
 _LIKE_H200 = "the share that reads reach on an H200; not measured on this one"
@@ -50,12 +61,19 @@ _LIKE_H200 = "the share that reads reach on an H200; not measured on this one"
 MACHINES: dict[str, Machine] = {
     machine.name: machine
     for machine in (
-        _gpu("H200", 141, 4.8e12, 0.95, "as measured by the probes this program began with"),
-        _gpu("H100", 80, 3.35e12, 0.95, _LIKE_H200),
-        _gpu("B200", 180, 8.0e12, 0.95, _LIKE_H200),
-        _gpu("MI300X", 192, 5.3e12, 0.79, "33.6 of 42.4 TB/s, which another engine's makers call effective"),
-        _gpu("RTX 4090", 24, 1.008e12, 0.95, _LIKE_H200, fabric=False),
-        _gpu("RTX 5090", 32, 1.792e12, 0.95, _LIKE_H200, fabric=False),
+        _gpu("H200", 141, 4.8e12, 0.95, "as measured by the probes this program began with", Wire("NVLink", 450e9)),
+        _gpu("H100", 80, 3.35e12, 0.95, _LIKE_H200, Wire("NVLink", 450e9)),
+        _gpu("B200", 180, 8.0e12, 0.95, _LIKE_H200, Wire("NVLink", 900e9)),
+        _gpu(
+            "MI300X",
+            192,
+            5.3e12,
+            0.79,
+            "33.6 of 42.4 TB/s, which another engine's makers call effective",
+            Wire("Infinity Fabric", 448e9),
+        ),
+        _gpu("RTX 4090", 24, 1.008e12, 0.95, _LIKE_H200),
+        _gpu("RTX 5090", 32, 1.792e12, 0.95, _LIKE_H200),
         Machine(
             "CPU",
             "cpu",

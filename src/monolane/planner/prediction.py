@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from monolane.bench.ceiling.measured_exchanges import MeasuredExchanges
 from monolane.cache import human_size
 from monolane.errors import ResourceError, UsageError
-from monolane.planner.calibration import Calibration, Result, calibrate, measured_ceiling
+from monolane.planner.calibration import Calibration, Result, calibrate, measured_ceiling, measured_exchanges
+from monolane.planner.exchange import ExchangeTime, exchange_time
 from monolane.planner.footprint import Footprint, footprint
 from monolane.planner.latency import MICRO, Lanes, TokenTime, steps, token_time
 from monolane.planner.machines import RESERVED, Cluster, Machine
@@ -24,6 +26,7 @@ class Ceiling:
     bytes_per_s: float
     source: str  # measured or assumed, in words
     handoff_us: float | None = None  # of a hand-off while memory is idle, where it was measured
+    exchanges: MeasuredExchanges | None = None  # among lanes of one such GPU, where they were measured
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Prediction:
     cluster: Cluster
     context: int
     lanes: Lanes
+    exchange: ExchangeTime
     footprint: Footprint
     ceiling: Ceiling
     time: TokenTime
@@ -71,15 +75,19 @@ def predict(
     """Predict; ``measured`` is the ceiling of the cluster's machine, where ``monolane ceiling`` has measured it."""
     precision = model.precision(dtype)
     context = _context(model, context)
-    lanes = Lanes(cluster.lanes, cluster.machine.exchange_us, _delay(model, delay, cluster.lanes))
-    weight = footprint(model.shape, precision, context, lanes.count)
+    delay = _delay(model, delay, cluster.lanes)
+    weight = footprint(model.shape, precision, context, cluster.lanes)
     _require_room(model, weight, cluster, context)
     ceiling = measured or ceiling_of(cluster.machine, results)
     calibration = calibrate(cluster.machine, results, ceiling.handoff_us)
+    exchanges = ceiling.exchanges or measured_exchanges(cluster.machine, results)
+    handoff_us = calibration.latencies.handoff_us
+    exchange = exchange_time(cluster.machine, cluster.lanes, model.shape.hidden, exchanges, handoff_us)
+    lanes = Lanes(cluster.lanes, exchange.us, delay)
     time = token_time(
         steps(model.shape, precision, context, lanes), ceiling.bytes_per_s, calibration.latencies, lanes.exchange_us
     )
-    return Prediction(model, precision, cluster, context, lanes, weight, ceiling, time, calibration)
+    return Prediction(model, precision, cluster, context, lanes, exchange, weight, ceiling, time, calibration)
 
 
 def ceiling_of(machine: Machine, results: Sequence[Result]) -> Ceiling:

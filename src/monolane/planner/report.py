@@ -139,7 +139,8 @@ def error_bar(plan: Prediction) -> str:
         scaled = f", hand-offs x {carried:.2f} as 'monolane ceiling' found" if carried is not None else ""
         lacking.append(f"the latencies of {machine.name} (taken from {calibration.from_machine}{scaled})")
     if plan.lanes.count > 1:
-        lacking.append("exchanges (none has been measured)")
+        inside = "measured inside one GPU alone" if plan.exchange.measured else "none has been measured"
+        lacking.append(f"exchanges ({inside})")
     if plan.precision.name != "bf16":
         lacking.append("weights other than bf16")
     if any(layer.ffn.blind for layer, _ in plan.model.shape.kinds):
@@ -154,7 +155,7 @@ def assumptions(plan: Prediction) -> dict[str, str]:
     if plan.ceiling.source == "assumed":
         found[f"{machine.name}: ceiling"] = machine.assumed["ceiling"]
     if plan.lanes.count > 1:
-        found[f"{machine.name}: exchange"] = machine.assumed["exchange"]
+        found[f"{machine.name}: exchange"] = plan.exchange.source
     if "machine" in machine.assumed:
         found[machine.name] = machine.assumed["machine"]
     if plan.lanes.delay and not plan.model.delay:
@@ -177,7 +178,8 @@ def as_json(plan: Prediction) -> dict[str, Any]:
         "machine": {"name": machine.name, "count": plan.cluster.count, "memory_bytes": machine.memory},
         "lanes": plan.lanes.count,
         "delay": plan.lanes.delay,
-        "exchange_us": plan.lanes.exchange_us if plan.lanes.count > 1 else None,
+        "exchange_us": plan.exchange.us if plan.lanes.count > 1 else None,
+        "exchange_source": plan.exchange.source if plan.lanes.count > 1 else None,
         "dtype": plan.precision.name,
         "context": plan.context,
         "parts": [asdict(row) for row in plan.footprint.rows],

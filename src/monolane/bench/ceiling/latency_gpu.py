@@ -70,16 +70,18 @@ class AnswerLaunch(Structure):
 
 
 SOURCES = {"handoff": HandoffLaunch, "answer": AnswerLaunch}
+FILES = {"handoff": ("stream.cuh", "handoff.cu"), "answer": ("answer.cu",)}
 
 
 def source(name: str, header: str = "ptx.cuh") -> str:
     """The source of the kernel: the lines that its .cu file needs before it, and the file."""
-    text = (Path(__file__).parent / "csrc" / f"{name}.cu").read_text()
-    return "\n".join([f'#include "{header}"', *cpp.launch_struct(SOURCES[name]), text])
+    folder = Path(__file__).parent / "csrc"
+    texts = [(folder / file).read_text() for file in FILES[name]]
+    return "\n".join([f'#include "{header}"', *cpp.launch_struct(SOURCES[name]), *texts])
 
 
 def shared_bytes(in_flight: int) -> int:
-    return in_flight * (CHUNK_BYTES + 8) + 16  # the chunks, an mbarrier for each, and flags
+    return in_flight * (CHUNK_BYTES + 16) + 16  # the chunks, an mbarrier for each, padded, and flags
 
 
 def expected_sum(blocks: int, rounds: int) -> int:

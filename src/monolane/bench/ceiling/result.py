@@ -34,6 +34,20 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """The time of one all-reduce of fp32 values among lanes."""
+
+    lanes: int
+    workers: int  # of each lane
+    values: int
+    streaming_bytes: int  # as of a Wait
+    us: float  # until every worker of every lane has all sums
+    own_us: float  # until every worker has the sums of its own rows: without the hand-off inside the lane
+    hops: int  # of the faster way to all sums: 2 with a hand-off inside the lane, 1 where every worker adds everything
+    bytes_per_s: float  # that all workers streamed meanwhile
+
+
+@dataclass(frozen=True)
 class Host:
     """Latencies between the host and the workers; None where there is nothing to measure."""
 
@@ -53,6 +67,7 @@ class Ceiling:
     host: Host
     streaming: str  # what Wait.streaming_bytes counts on this device, in words
     seconds: float  # that the measurement took
+    exchanges: Sequence[Exchange] = ()  # none where lanes were not measured
 
     @property
     def best(self) -> Read:
@@ -66,6 +81,7 @@ class Ceiling:
             "best_way": self.best.way,
             "reads": [asdict(read) for read in self.reads],
             "waits": [asdict(wait) for wait in self.waits],
+            **({"exchanges": [asdict(exchange) for exchange in self.exchanges]} if self.exchanges else {}),
             "host": asdict(self.host),
             "streaming": self.streaming,
             "measured_in_s": self.seconds,
@@ -97,9 +113,32 @@ def text(result: dict[str, Any]) -> str:
         f"{result['device']}: {speed(result['ceiling_bytes_per_s'])}, by: {result['best_way']}",
         _columns([["reading memory", "", "of the best"], *reads]),
         _columns([[f"among {result['workers']} workers", f"memory ({result['streaming']})", "", "streaming"], *waits]),
+        *([_exchanges(result["exchanges"])] if result.get("exchanges") else []),
         _columns([["with the host", ""], *host]),
     ]
     return "\n\n".join(parts)
+
+
+def _exchanges(found: list[dict[str, Any]]) -> str:
+    """A line for each number of lanes and values, a column for each amount of streaming."""
+    loads = list(dict.fromkeys(load(exchange) for exchange in found))
+    lines: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for exchange in found:
+        name = f"{exchange['lanes']} lanes of {exchange['workers']} workers"
+        lines.setdefault((name, f"{exchange['values']:,}"), {})[load(exchange)] = exchange
+    rows = [["exchange, until all workers have all sums", "values", "hops", "own rows", *loads]]
+    for (name, values), by_load in lines.items():
+        first = next(iter(by_load.values()))
+        cells = [_exchange(by_load.get(each)) for each in loads]
+        rows.append([name, values, str(first["hops"]), f"{first['own_us']:.2f} µs", *cells])
+    return _columns(rows)
+
+
+def _exchange(exchange: dict[str, Any] | None) -> str:
+    if exchange is None:
+        return ""
+    beside = f" {speed(exchange['bytes_per_s'])}" if exchange["bytes_per_s"] else ""
+    return f"{exchange['us']:.2f} µs{beside}"
 
 
 def speed(bytes_per_s: float) -> str:

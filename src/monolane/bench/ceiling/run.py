@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from monolane.bench import output_path
-from monolane.bench.ceiling import cpu, latency_gpu, read_gpu, store
+from monolane.bench.ceiling import cpu, exchange_gpu, latency_gpu, read_gpu, store
 from monolane.bench.ceiling import picture as ceiling_picture
 from monolane.bench.ceiling import result as ceiling_result
 from monolane.bench.ceiling.result import Ceiling, Host, Read
@@ -30,9 +30,12 @@ GPU_METHOD = (
     f"copies into a ring, every byte summed, best of {read_gpu.REPEATS}; hand-off: every thread block publishes a "
     f"tagged 8-byte word and reads those of all, barrier: one counter, mean of {latency_gpu.ROUNDS:,}, best of "
     f"{latency_gpu.REPEATS}; streaming: meanwhile one thread of each thread block keeps so many bytes of 16 KiB bulk "
-    "copies in flight; starting: from the call until the host sees the kernel's first word in pinned host memory, and "
-    f"until the kernel has ended, median of {latency_gpu.LAUNCHES}; there and back: from the kernel's word in pinned "
-    "host memory until it sees the answer of the host, which polls in a Python loop, device clock, median of "
+    "copies in flight; exchange: an all-reduce of fp32 values among lanes, which are groups of SMs of one launch, by "
+    f"tagged 8-byte words, sums compared bit for bit, mean of {exchange_gpu.ROUNDS:,}, best of {exchange_gpu.REPEATS}, "
+    "all sums: with the hand-off inside the lane in tagged 4-byte words of bf16, or every worker adds everything; own "
+    "rows: without that; starting: from the call until the host sees the kernel's first word in pinned host memory, "
+    f"and until the kernel has ended, median of {latency_gpu.LAUNCHES}; there and back: from the kernel's word in "
+    "pinned host memory until it sees the answer of the host, which polls in a Python loop, device clock, median of "
     f"{latency_gpu.ANSWERS:,}"
 )
 
@@ -80,11 +83,13 @@ def _gpu(say: Say) -> dict[str, Any]:
         reads = [Read(way, speed) for way, speed in reader.measure().items()]
         say("hand-offs and barriers")
         waits = latency_gpu.hand_offs(reader.memory)
+        say("exchanges among lanes")
+        exchanges = exchange_gpu.exchanges(reader.memory)
         say("launches, and words between host and kernel")
         link = latency_gpu.HostLink(reader.memory)
         host = Host(*link.launch_us(), link.round_trip_us())
     name, streaming = f"cuda ({device.name})", "in flight for each"
-    found = Ceiling(name, device.processors, reads, waits, host, streaming, time.monotonic() - began)
+    found = Ceiling(name, device.processors, reads, waits, host, streaming, time.monotonic() - began, exchanges)
     machine = record.machine() | {"gpu": record.gpu(device)}
     return _result(found, GPU_METHOD, machine, ("cuda-bindings", "nvidia-cuda-nvrtc"))
 

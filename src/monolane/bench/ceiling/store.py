@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from monolane.bench.ceiling.measured_exchanges import MeasuredExchanges, of_result
 from monolane.bench.ceiling.result import idle_handoff_us
 from monolane.bench.report.record import cpu_title, processor_name
 from monolane.cache import atomic_write, cache_root
@@ -29,6 +30,11 @@ def stored(device: str) -> float | None:
 def stored_handoff_us(device: str) -> float | None:
     """The time of a hand-off on this device while memory is idle; None where it has not been measured."""
     return idle_handoff_us(latest(device) or {})
+
+
+def stored_exchanges(device: str) -> MeasuredExchanges | None:
+    """The exchanges among lanes of this device; None where they have not been measured."""
+    return of_result(latest(device) or {})
 
 
 def latest(device: str) -> dict[str, Any] | None:

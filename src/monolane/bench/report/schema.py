@@ -75,6 +75,18 @@ KINDS: dict[str, Schema] = {
         "best_way": str,
         "reads": [{"way": str, "bytes_per_s": NUMBER}],
         "waits": [{"what": str, "streaming_bytes": int, "us": NUMBER, "bytes_per_s": NUMBER}],
+        "exchanges?": [
+            {
+                "lanes": int,
+                "workers": int,
+                "values": int,
+                "streaming_bytes": int,
+                "us": NUMBER,
+                "own_us": NUMBER,
+                "hops": int,
+                "bytes_per_s": NUMBER,
+            }
+        ],
         "host": {"launch_us": NUMBER, "launch_to_end_us": (*NUMBER, NONE), "round_trip_us": (*NUMBER, NONE)},
         "streaming": str,
     },

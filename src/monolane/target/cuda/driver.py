@@ -134,8 +134,9 @@ class Context:
         call(driver.cuMemcpy2DAsync(how, self._stream))
         call(driver.cuStreamSynchronize(self._stream))
 
-    def clear(self, address: int, size: int) -> None:
-        call(driver.cuMemsetD8Async(address, 0, size, self._stream))
+    def clear(self, address: int, size: int, byte: int = 0) -> None:
+        """Set every byte, before what follows on the stream."""
+        call(driver.cuMemsetD8Async(address, byte, size, self._stream))
 
     def free(self, address: int) -> None:
         self._memory.remove(address)

@@ -1,25 +1,15 @@
 // Measures how long all thread blocks take to synchronise, while memory is idle or while every thread block streams bulk copies: by a hand-off
 // in tagged words (every thread block publishes one word and reads the words of all), or by a barrier on one counter. Eight warps of each thread
-// block run the hand-offs; one thread of a ninth warp issues the copies. The lines generated before this one include ptx.cuh (or emulate.hpp) and
-// define HandoffLaunch of latency_gpu.py as Launch.
+// block run the hand-offs; one thread of a ninth warp issues the copies. The lines generated before this one include ptx.cuh (or emulate.hpp),
+// define HandoffLaunch of latency_gpu.py as Launch, and contain stream.cuh.
 
 constexpr int kReaders = 256, kThreads = kReaders + 32;
 
 namespace monolane {
 
-constexpr int kChunkBytes = 16384;
-constexpr int kPollsPerClockRead = 16;  // the clock is read once per so many polls
-
-MONOLANE_DEVICE int64_t* stamps() { return monolane_launch.stamps + 5 * ptx::block_index(); }
-
-struct Shared {
-  MONOLANE_DEVICE static char* slot(int index) { return ptx::shared_memory() + index * kChunkBytes; }
-  MONOLANE_DEVICE static uint64_t* landed() { return reinterpret_cast<uint64_t*>(slot(monolane_launch.in_flight)); }
-  MONOLANE_DEVICE static uint32_t* done() { return reinterpret_cast<uint32_t*>(landed() + monolane_launch.in_flight); }
-  // Set by a thread that missed the deadline in this round. Alternate rounds use two flags: a thread may still have to check the flag of one
-  // round while another thread already sets that of the next.
-  MONOLANE_DEVICE static uint32_t* late(uint32_t round) { return done() + 1 + (round & 1); }
-};
+// Set by a thread that missed the deadline in this round. Alternate rounds use two flags: a thread may still have to check the flag of one
+// round while another thread already sets that of the next.
+MONOLANE_DEVICE uint32_t* late(uint32_t round) { return Shared::done() + 1 + (round & 1); }
 
 class Rounds {
  public:
@@ -34,7 +24,7 @@ class Rounds {
         barrier(round);
       else
         hand_over(round);
-      if (ptx::load_shared(Shared::late(round))) break;
+      if (ptx::load_shared(late(round))) break;
     }
     if (ptx::thread_index() == 0) {
       stamps()[1] = ptx::now_ns();
@@ -70,7 +60,7 @@ class Rounds {
 
   MONOLANE_DEVICE bool too_late(int polls, uint32_t round) {
     if (polls % kPollsPerClockRead || ptx::now_ns() <= deadline_) return false;
-    ptx::store_shared(Shared::late(round), 1);
+    ptx::store_shared(late(round), 1);
     ptx::store_relaxed(monolane_launch.failed, 1u);
     return true;
   }
@@ -79,60 +69,12 @@ class Rounds {
   uint64_t sum_ = 0;
 };
 
-// Keeps in_flight bulk copies in flight: each slot gets a new copy as soon as the previous one has landed. The copied bytes are not used.
-class Stream {
- public:
-  MONOLANE_DEVICE explicit Stream(int64_t deadline) : deadline_(deadline) {}
-
-  MONOLANE_DEVICE void run() {
-    const int64_t began = ptx::now_ns();
-    const Word4* share = monolane_launch.memory + ptx::block_index() * monolane_launch.share_chunks * (kChunkBytes / 16);
-    int64_t chunks = 0;
-    for (int64_t next = 0; wait() && !ptx::load_shared(Shared::done()); chunks++, advance()) {
-      ptx::mbarrier_arrive_expect(Shared::landed() + slot_, kChunkBytes);
-      ptx::bulk_copy(Shared::slot(slot_), share + next * (kChunkBytes / 16), kChunkBytes, Shared::landed() + slot_);
-      if (++next == monolane_launch.share_chunks) next = 0;
-    }
-    for (int left = 0; left < monolane_launch.in_flight && wait(); left++) advance();  // no copy may land after the kernel has ended
-    stamps()[2] = began;
-    stamps()[3] = ptx::now_ns();
-    stamps()[4] = chunks;
-  }
-
- private:
-  // Waits until the slot's copy has landed. False after the deadline.
-  MONOLANE_DEVICE bool wait() {
-    for (int polls = 1; !ptx::mbarrier_try_wait(Shared::landed() + slot_, parity_); polls++)
-      if (polls % kPollsPerClockRead == 0 && ptx::now_ns() > deadline_) {
-        ptx::store_relaxed(monolane_launch.failed, 1u);
-        return false;
-      }
-    return true;
-  }
-  MONOLANE_DEVICE void advance() {
-    if (++slot_ == monolane_launch.in_flight) slot_ = 0, parity_ ^= 1;
-  }
-
-  int64_t deadline_;
-  int slot_ = 0;
-  uint32_t parity_ = 1;  // waiting for parity 1 of a new mbarrier returns at once: its slot is free
-};
-
-MONOLANE_DEVICE void prepare() {
-  if (ptx::thread_index() == 0) {
-    for (int slot = 0; slot < monolane_launch.in_flight; slot++) ptx::mbarrier_init(Shared::landed() + slot, 1);
-    ptx::mbarrier_init_fence();
-    for (int word = 0; word < 3; word++) ptx::store_shared(Shared::done() + word, 0);
-  }
-  ptx::named_barrier<0, kThreads>();
-}
-
 }  // namespace monolane
 
 MONOLANE_KERNEL void MONOLANE_BOUNDS(kThreads) monolane_kernel(MONOLANE_PARAMETER int) {
   using namespace monolane;
   const int64_t deadline = ptx::now_ns() + monolane_launch.deadline_ns;
-  prepare();
+  prepare_shared<kThreads>();
   uint64_t sum = 0;
   if (ptx::thread_index() < kReaders)
     sum = Rounds(deadline).run();

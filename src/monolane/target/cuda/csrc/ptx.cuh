@@ -30,6 +30,9 @@ namespace monolane {
 struct alignas(16) Word4 {
   uint32_t x, y, z, w;
 };
+struct alignas(16) LongWord2 {
+  uint64_t x, y;
+};
 
 namespace ptx {
 
@@ -179,6 +182,12 @@ MONOLANE_DEVICE uint64_t load_relaxed(const uint64_t* p) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
+// The load is atomic for each 64-bit word, not for all 16 bytes; so is the store below.
+MONOLANE_DEVICE LongWord2 load_relaxed(const LongWord2* p) {
+  LongWord2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
+  return v;
+}
 MONOLANE_DEVICE uint32_t load_acquire(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -190,6 +199,9 @@ MONOLANE_DEVICE void store_relaxed(Word4* p, const Word4& v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 MONOLANE_DEVICE void store_relaxed(uint64_t* p, uint64_t v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+MONOLANE_DEVICE void store_relaxed(LongWord2* p, const LongWord2& v) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(v.x), "l"(v.y) : "memory");
+}
 MONOLANE_DEVICE void add_release(uint32_t* p, uint32_t v) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 MONOLANE_DEVICE uint32_t add_acquire_release(uint32_t* p, uint32_t v) {
   uint32_t old;

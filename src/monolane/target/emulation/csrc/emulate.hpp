@@ -39,6 +39,9 @@ constexpr T min(T a, T b) {
 struct alignas(16) Word4 {
   uint32_t x, y, z, w;
 };
+struct alignas(16) LongWord2 {
+  uint64_t x, y;
+};
 
 namespace emulate {
 
@@ -255,6 +258,11 @@ MONOLANE_DEVICE uint64_t load_relaxed(const uint64_t* p) {
   emulate::poll("load_relaxed(uint64_t)");
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
+// Likewise for each 64-bit word.
+MONOLANE_DEVICE LongWord2 load_relaxed(const LongWord2* p) {
+  emulate::poll("load_relaxed(LongWord2)");
+  return {__atomic_load_n(&p->x, __ATOMIC_RELAXED), __atomic_load_n(&p->y, __ATOMIC_RELAXED)};
+}
 MONOLANE_DEVICE uint32_t load_acquire(const uint32_t* p) {
   emulate::poll("load_acquire");
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
@@ -271,6 +279,7 @@ MONOLANE_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
   emulate::act();
   __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
+MONOLANE_DEVICE void store_relaxed(LongWord2* p, const LongWord2& v) { store_relaxed(&p->x, v.x), store_relaxed(&p->y, v.y); }
 MONOLANE_DEVICE void add_release(uint32_t* p, uint32_t v) {
   emulate::act();
   __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
