@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from emulated import EmulatedTarget
@@ -84,7 +82,7 @@ def test_workers_and_delays_change_no_bit(variant: str) -> None:
 
 def test_lanes_choose_the_token_of_the_reference() -> None:
     model = laneformer("mixed, sums")  # 211 tokens for 2 lanes: the last one has padding
-    target = opened(model, 2)
+    target = opened(model, 2, workers=9)  # the ranks of 18 workers take more than a line
     tokens, outcome = target.run(Request(model.tokens[:20], 0, 8, frozenset(), DRAWN, 3))
     assert outcome.status == structs.Status.LENGTH_REACHED
     sequence = [*model.tokens[:20], *(token.id for token in tokens)]
@@ -108,14 +106,14 @@ def test_tags_that_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_lane_that_stalls_is_named() -> None:
     model = laneformer("two lanes")
     stalled = WORKERS + 1  # the second worker of the second lane
+    target = open_emulated_gpu(model.config, model.weights, 64, stall=(stalled, 4, 3), lanes=2)
+    target._launch.deadline_ns = 500_000_000
     with pytest.raises(TargetError, match="of lane [01] waited too long"):
-        target = open_emulated_gpu(model.config, model.weights, 64, stall=(stalled, 4, 3), lanes=2)
-        target._launch.deadline_ns = 500_000_000
         list(target.run(Request(model.tokens[:4], 0, 4, frozenset(), Sampling())))
 
 
 def test_more_lanes_than_a_gpu_has() -> None:
-    config = replace(random_model(CASES[0]).config)
+    config = random_model(CASES[0]).config
     with pytest.raises(UsageError, match="does not run 17 lanes"):
         cuda_plan(config, 132, 17)
     with pytest.raises(UsageError, match="does not run 3 lanes"):

@@ -46,6 +46,7 @@ def definitions(program: Program) -> list[str]:
     integers = {
         "kExchangeDepth": depth(program),
         "kExchangingProjections": len(projections),
+        "kAnyLate": int(any(stage.exchange.late != 0 for stages in projections for stage in stages if stage.exchange)),
         "kCombines": int(combine is not None),
         "kConcatenates": int(combine is not None and combine.joining is Joining.CONCAT),
         "kAverages": int(combine is not None and combine.joining is Joining.MEAN),

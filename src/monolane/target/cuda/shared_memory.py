@@ -1,6 +1,6 @@
 """The map of a thread block's shared memory: what lies where, and how many slots the ring has.
 
-    ring | input | sums | residual | barriers | tiles owned | adjusted tokens | reductions and flags
+    ring | input | sums | residual | exchange | barriers | tiles owned | adjusted tokens | reductions and flags
 
 In a prefill pass the upper slots of the ring hold the input of its rows instead. Attention and sampling use the regions
 of input and sums as scratch, because no projection runs at the same time.
@@ -25,6 +25,7 @@ from monolane.target.cuda.constants import (
 from monolane.target.cuda.projections import slot_fragments
 
 ALIGNMENT = 128  # bytes, of every region
+EXCHANGE_BARRIER_BYTES = 64  # of mbarriers and numbers of passes between consumer warps and exchange warp
 RESERVED_BYTES = 2048  # for mbarriers (their number follows from that of the slots), reductions, alignment
 REDUCE_BYTES = 512  # of reductions, flags and the mailbox to the watchdog; csrc/launch.cuh has their offsets
 MIN_PREFILL_SLOTS = 2
@@ -45,6 +46,7 @@ class SharedMemory:
     input_bytes: int
     sums: int
     residual: int
+    exchange: int
     barriers: int
     owned: int
     adjusted: int
@@ -67,11 +69,13 @@ class SharedMemory:
             "kXBytes": self.input_bytes,
             "kSumsOffset": self.sums,
             "kResidualOffset": self.residual,
+            "kExchangeOffset": self.exchange,
             "kBarriersOffset": self.barriers,
             "kOwnOffset": self.owned,
             "kTouchedOffset": self.adjusted,
             "kReduceOffset": self.reduce,
             "kReduceBytes": REDUCE_BYTES,
+            "kExchangeBarrierBytes": EXCHANGE_BARRIER_BYTES,
             **self.attention,
             **self.sampling,
         }
@@ -83,6 +87,7 @@ class SharedMemory:
             "input": self.input,
             "sums": self.sums,
             "residual stream": self.residual,
+            "exchange": self.exchange,
             "mbarriers": self.barriers,
             "tiles owned": self.owned,
             "adjusted tokens": self.adjusted,
@@ -102,7 +107,8 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
     input_at, input_bytes = slots * slot_bytes, _input_bytes(plan) + spare // ALIGNMENT * ALIGNMENT
     sums = input_at + input_bytes
     residual = sums + _up(SUMS_BYTES, ALIGNMENT)
-    barriers = residual + _up(4 * PASS_ROWS * owned_rows(plan), ALIGNMENT)
+    exchange = residual + _up(4 * PASS_ROWS * owned_rows(plan), ALIGNMENT)
+    barriers = exchange + _exchange_bytes(plan)
     owned = barriers + 4 * slots * 8  # full and empty, for decode and for prefill passes
     adjusted = owned + _up(8 * len(plan.program.projections), ALIGNMENT)
     reduce = adjusted + _up(max_own_tokens(plan), ALIGNMENT)
@@ -117,6 +123,7 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
         input_bytes=input_bytes,
         sums=sums,
         residual=residual,
+        exchange=exchange,
         barriers=barriers,
         owned=owned,
         adjusted=adjusted,
@@ -145,7 +152,14 @@ def max_own_tokens(plan: Plan) -> int:
 
 def _besides_ring(plan: Plan) -> int:
     fixed = _input_bytes(plan) + SUMS_BYTES + 4 * PASS_ROWS * owned_rows(plan) + RESERVED_BYTES
-    return fixed + 8 * len(plan.program.projections) + _up(max_own_tokens(plan), ALIGNMENT)
+    return fixed + _exchange_bytes(plan) + 8 * len(plan.program.projections) + _up(max_own_tokens(plan), ALIGNMENT)
+
+
+def _exchange_bytes(plan: Plan) -> int:
+    """Bytes of what consumer warps and exchange warp hand each other; csrc/exchange.cuh has its parts."""
+    if plan.program.lanes == 1:
+        return 0
+    return _up(EXCHANGE_BARRIER_BYTES + 4 * 4 * owned_rows(plan), ALIGNMENT)
 
 
 def _prefill(plan: Plan, limit: int, slots: int, slot_bytes: int) -> tuple[int, int]:
@@ -200,7 +214,7 @@ def _attention_scratch(plan: Plan, size: int) -> dict[str, int]:
 
 def _sampling_tables_bytes(plan: Plan) -> int:
     """Bytes of the three tables of sampling and of one rank per worker."""
-    return 3 * TABLE_ENTRIES * 8 + _up(8 * plan.workers, ALIGNMENT)
+    return 3 * TABLE_ENTRIES * 8 + _up(8 * plan.workers * plan.program.lanes, ALIGNMENT)
 
 
 def _head_input_bytes(plan: Plan) -> int:

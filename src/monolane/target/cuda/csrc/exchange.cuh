@@ -9,6 +9,15 @@
 //
 // A projection of a layer has kExchangeDepth slots, which are used in turn, layer after layer: as many as lanes may be apart, see depth() of
 // exchange.py.
+//
+// In a decode pass the exchange warp does this for exchanges that are not needed at once (late exchanges), so that the consumer warps neither store to
+// other lanes nor wait for them. For every such projection of a pass, in order, it
+//
+//   1. adds up what the other lanes have sent in an earlier layer, for the rows of its worker, and stores the sums in shared memory;
+//   2. waits for the outputs of its own worker, which the consumer warps have left in shared memory, and sends them.
+//
+// Sums and outputs have two places each, which are used alternately. A consumer warp that has seen the sums of a projection knows that the outputs of
+// the one before have been sent, so it may overwrite those of two before.
 #pragma once
 #include "handoff.cuh"
 
@@ -73,6 +82,101 @@ class Arrivals {
   }
 
   uint64_t words_[kOthers];
+};
+
+// Polls for an element of all other lanes.
+MONOLANE_DEVICE Arrivals receive(int slot, int row, int element, uint32_t step) {
+  Arrivals others;
+  others.load(slot, row, element);
+  others.await(slot, row, element, step);
+  return others;
+}
+
+// --- the exchange warp ---
+
+namespace shared {
+
+// A decode pass as the exchange warp must know it: the tag of its first stage, and the layers before it.
+struct ExchangePass {
+  uint32_t step, layers;
+};
+MONOLANE_DEVICE uint64_t* sums_arrived() { return at<uint64_t>(kExchangeOffset); }                              // [2]: mbarriers
+MONOLANE_DEVICE uint64_t* outputs_made() { return at<uint64_t>(kExchangeOffset + 16); }                         // [2]
+MONOLANE_DEVICE uint64_t* pass_begun() { return at<uint64_t>(kExchangeOffset + 32); }                           // [2]
+MONOLANE_DEVICE ExchangePass* exchange_passes() { return at<ExchangePass>(kExchangeOffset + 48); }              // [2]
+MONOLANE_DEVICE float* late_sums(uint32_t n) { return at<float>(kExchangeOffset + kExchangeBarrierBytes) + n % 2 * kMaxOwnedRows; }
+MONOLANE_DEVICE float* outputs(uint32_t n) { return late_sums(0) + (2 + n % 2) * kMaxOwnedRows; }
+
+}  // namespace shared
+
+// The n-th phase of one of two mbarriers that are used alternately.
+MONOLANE_DEVICE bool phase_complete(uint64_t* barriers, uint32_t n) { return ptx::mbarrier_try_wait(barriers + n % 2, n / 2 & 1); }
+
+class ExchangeWarp {
+ public:
+  MONOLANE_DEVICE static void init() {
+    for (int i = 0; i < 2; i++) {
+      ptx::mbarrier_init(&shared::sums_arrived()[i], 1);
+      ptx::mbarrier_init(&shared::outputs_made()[i], kConsumerWarps);
+      ptx::mbarrier_init(&shared::pass_begun()[i], 1);
+    }
+  }
+
+  MONOLANE_DEVICE void run() {
+    for (uint32_t pass = 0; await(shared::pass_begun(), pass); pass++) {
+      const shared::ExchangePass now = shared::exchange_passes()[pass % 2];
+      for (int layer = 0; layer < kLayers; layer++)
+        if (!projections<0>(layer, now)) return;
+    }
+  }
+
+ private:
+  // Waits for a phase; false: the request has ended or failed meanwhile.
+  MONOLANE_DEVICE static bool await(uint64_t* barriers, uint32_t n) {
+    while (!phase_complete(barriers, n)) {
+      if (shared::consumers_done() || shared::failed()) return false;
+      ptx::nanosleep(kPollNs);
+    }
+    return true;
+  }
+
+  // The exchanging projections of a layer from projection kIndex on.
+  template <int kIndex>
+  MONOLANE_DEVICE bool projections(int layer, const shared::ExchangePass& now) {
+    if constexpr (kIndex < kProjectionsPerLayer) {
+      using P = Projection<kIndex>;
+      if constexpr (P::kExchange != kNone)
+        if (!exchange<P>(layer, now)) return false;
+      return projections<kIndex + 1>(layer, now);
+    } else {
+      return true;
+    }
+  }
+
+  template <class P>
+  MONOLANE_DEVICE bool exchange(int layer, const shared::ExchangePass& now) {
+    const Exchange exchange = kExchanges[P::kExchange][layer];
+    if (!exchange.late) return true;  // the consumer warps do it
+    const Own own = shared::own()[kResidualProjection];
+    const int first = own.first_tile * P::kTileRows, count = min(own.tiles * P::kTileRows, kHidden - first);
+    const uint32_t step = now.step + P::kStage + layer * kStagesPerLayer, round = now.layers + layer;
+    if (exchange.late > 0) {
+      const int slot = exchange_slot(P::kExchange, round - exchange.late);
+      for (int i = lane_id(); i < count; i += 32) {
+        shared::late_sums(done_)[i] = receive(slot, 0, first + i, step - exchange.late * kStagesPerLayer).sum(0.0f);
+      }
+    }
+    ptx::sync_warp();
+    if (lane_id() == 0) ptx::mbarrier_arrive(shared::sums_arrived() + done_ % 2);
+    if (!await(shared::outputs_made(), done_)) return false;
+    if (exchange.sends)
+      for (int i = lane_id(); i < count; i += 32) send(exchange_slot(P::kExchange, round), 0, first + i, shared::outputs(done_)[i], step);
+    done_++;
+    return true;
+  }
+
+  static constexpr int kPollNs = 100;
+  uint32_t done_ = 0;  // exchanges that this warp has done
 };
 
 }  // namespace monolane

@@ -8,7 +8,8 @@
 //     warp 8      producer warp: produce() streams the worker's tape into the ring
 //     warp 9      watchdog warp: watches the deadline and, in worker 0, talks to the host (watchdog.cuh)
 //     warp 10     prefetch warp: prefetches constants and cache pages into L2 (prefetch.cuh)
-//     warp 11     idle: registers move between warps in groups of four warps
+//     warp 11     exchange warp: sends to other lanes and receives from them what is not needed at once (exchange.cuh). With one lane it is idle:
+//                 registers move between warps in groups of four warps
 //
 // The kernel reads the request and all addresses from monolane_launch and writes tokens, their logprobs and the outcome to host memory.
 #pragma once
@@ -72,6 +73,10 @@ class Consumer {
   MONOLANE_DEVICE void pass(const Pass& now, Cursor<kPrefill>& cursor) {
     if (step_ + kStageCount > kMaxTag) renew_tags();
     begin<kPrefill>(0, now);
+    if (kAnyLate && !kPrefill && thread_id() == 0) {
+      shared::exchange_passes()[decode_passes_ % 2] = {step_, layers_};
+      ptx::mbarrier_arrive(shared::pass_begun() + decode_passes_ % 2);
+    }
     embed<kPrefill>(now);
     mark<kPrefill>(0, 2);
 #pragma unroll 1
@@ -89,7 +94,7 @@ class Consumer {
     }
     if (failed_together()) left_ = true;
     passes_++;
-    if (kTraced) decode_passes_ += !kPrefill;
+    decode_passes_ += !kPrefill;
   }
 
   template <bool kPrefill, int kIndex>
@@ -231,16 +236,11 @@ class Consumer {
 
   template <class P>
   MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, uint64_t& best) {
-    // What other lanes have sent in an earlier layer is loaded while the input is polled for, for the first output row of this thread.
-    const int first_row = tiles.first_row + thread_id();
-    const bool owns_row = thread_id() < tiles.count * kRowsOfTile<P> && first_row < P::kRows;
-    float arrived = 0.0f;
+    const bool late = is_late<P>(tiles.layer);
     const auto prepare = [&] {
-      Arrivals late;
-      if (owns_row) load_late<P>(late, tiles.layer, 0, first_row);
       const float scale = finish_prepare<P>(prepare_decode<P>(tiles.layer, now));
-      if (owns_row) arrived = sum_late<P>(late, tiles.layer, 0, first_row);
       mark<false>(tiles.stage, 1);
+      if (late) await_late_sums();
       return scale;
     };
     // The bias of the first output row that this thread will finish is loaded now. Loaded in finish(), it would be waited for after the last MMA,
@@ -248,9 +248,9 @@ class Consumer {
     const Bias bias = bias_of<P>(tiles.layer, tiles.first_row + thread_id());
     project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
       const Bias own = local == thread_id() ? bias : bias_of<P>(tiles.layer, tiles.first_row + local);
-      const float late = local == thread_id() ? arrived : receive_late<P>(tiles, 0, local);
-      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, late, best);
+      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, best);
     });
+    if (late) pass_on_outputs();
   }
 
   // Attention takes about 3 µs, so a worker without a split of its own backs off for 1 µs before it polls for the results. Where splits are merged in
@@ -299,8 +299,7 @@ class Consumer {
     const uint16_t* x = kStaged ? shared::prefill_x() : kNorm ? buffers().prefill_normed : plain;
     const auto finish_row = [&](int local, int row, float first, float second, float) {
       const float scale = kNorm ? shared::reduce()[row] : 1.0f;
-      const Bias bias = bias_of<P>(tiles.layer, tiles.first_row + local);
-      finish<true, P>(tiles, now, local, row, first * scale, second * scale, bias, receive_late<P>(tiles, row, local), unused);
+      finish<true, P>(tiles, now, local, row, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), unused);
     };
     project<true, P, kPassRows, kStaged>(tiles.count, cursor, x, kStaged ? kPrefillStride : kStride, now.rows, prepare, finish_row);
   }
@@ -332,7 +331,7 @@ class Consumer {
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[kBuffer] + (now.rows - 1) * kBufferStrides[kBuffer];
     const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers>(0, plain, shared::x(), thread_id())); };
     project<true, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
-      finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), 0.0f, best);
+      finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), best);
     });
   }
 
@@ -350,9 +349,9 @@ class Consumer {
 
   // Finishes one result of a projection: adds the bias and publishes the value, or updates the residual stream with it, or stores the logit. `local`:
   // the output row, counted from this worker's first. `row`: row of the pass. `first`, `second`: sums; the second one is of the up row of a gate.
-  // `late`: what other lanes have sent in an earlier layer. `best`: the highest rank of this thread's logits so far.
+  // `best`: the highest rank of this thread's logits so far.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const Bias& bias, float late,
+  MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const Bias& bias,
                               uint64_t& best) {
     constexpr Output kOutput = P::kOutput;
     constexpr int kGate = kOutput == Output::kGate, kBuffer = P::kWrites;
@@ -363,7 +362,7 @@ class Consumer {
       v = ptx::divide(v, 1.0f + ptx::exp(-v)) * (second + bias.second);
       publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kResidual) {
-      if constexpr (kLanes > 1) v = exchanged<P>(tiles.layer, row, output_row, v, late);
+      if constexpr (kLanes > 1) v = exchanged<kPrefill, P>(tiles, row, local, v);
       v += shared::residual()[row * kMaxOwnedRows + local];
       shared::residual()[row * kMaxOwnedRows + local] = v;
       publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
@@ -386,46 +385,42 @@ class Consumer {
 
   // --- other lanes ---
 
-  // Issues the loads of an element of the other lanes that an earlier layer has sent, where the exchange is late.
+  // Whether what the other lanes make in this layer is not needed in this layer: then the exchange warp sends and receives in a decode pass.
   template <class P>
-  MONOLANE_DEVICE void load_late(Arrivals& late, int layer, int row, int output_row) const {
-    if constexpr (P::kExchange != kNone) {
-      const int delay = kExchanges[P::kExchange][layer].late;
-      if (delay > 0) late.load(exchange_slot(P::kExchange, layers_ - delay), row, output_row);
-    }
+  MONOLANE_DEVICE static bool is_late(int layer) {
+    if constexpr (P::kExchange == kNone) return false;
+    return kAnyLate && kExchanges[P::kExchange < 0 ? 0 : P::kExchange][layer].late;
   }
-  // The sum of these elements, or 0 where the exchange is not late. An earlier layer is of the same pass, so its tag follows from its distance.
-  template <class P>
-  MONOLANE_DEVICE float sum_late(Arrivals& late, int layer, int row, int output_row) const {
-    if constexpr (P::kExchange != kNone) {
-      const int delay = kExchanges[P::kExchange][layer].late;
-      if (delay > 0) {
-        late.await(exchange_slot(P::kExchange, layers_ - delay), row, output_row, step_ - delay * kStagesPerLayer);
-        return late.sum(0.0f);
-      }
-    }
-    return 0.0f;
+  // Waits until the exchange warp has added up what has arrived for this projection.
+  MONOLANE_DEVICE void await_late_sums() const {
+    while (!phase_complete(shared::sums_arrived(), exchanges_))
+      if (shared::failed()) break;
   }
-  template <class P>
-  MONOLANE_DEVICE float receive_late(const StageTiles& tiles, int row, int local) const {
-    Arrivals late;
-    if (tiles.first_row + local >= P::kRows) return 0.0f;
-    load_late<P>(late, tiles.layer, row, tiles.first_row + local);
-    return sum_late<P>(late, tiles.layer, row, tiles.first_row + local);
+  // Tells the exchange warp that this warp's outputs are in shared memory.
+  MONOLANE_DEVICE void pass_on_outputs() {
+    ptx::sync_warp();
+    if (lane_id() == 0) ptx::mbarrier_arrive(shared::outputs_made() + exchanges_ % 2);
+    exchanges_++;
   }
 
   // What is added to the residual stream: the outputs of all lanes in this layer, or this lane's own and what has arrived late.
-  template <class P>
-  MONOLANE_DEVICE float exchanged(int layer, int row, int output_row, float own, float late) const {
-    const Exchange exchange = kExchanges[P::kExchange][layer];
-    const int slot = exchange_slot(P::kExchange, layers_);
-    if (exchange.sends) send(slot, row, output_row, own, step_);
-    if (exchange.late) return exchange.own * own + late;
-    note_wait(kWaitLanes);
-    Arrivals others;
-    others.load(slot, row, output_row);
-    others.await(slot, row, output_row, step_);
-    return others.sum(own);
+  template <bool kPrefill, class P>
+  MONOLANE_DEVICE float exchanged(const StageTiles& tiles, int row, int local, float own) const {
+    const Exchange exchange = kExchanges[P::kExchange][tiles.layer];
+    const int slot = exchange_slot(P::kExchange, layers_), output_row = tiles.first_row + local;
+    if (kPrefill ? exchange.sends : !exchange.late) send(slot, row, output_row, own, step_);
+    if (!exchange.late) {
+      note_wait(kWaitLanes);
+      return receive(slot, row, output_row, step_).sum(own);
+    }
+    float late = 0.0f;
+    if (!kPrefill) {
+      shared::outputs(exchanges_)[local] = own;
+      if (exchange.late > 0) late = shared::late_sums(exchanges_)[local];
+    } else if (exchange.late > 0) {  // an earlier layer is of the same pass, so its tag follows from its distance
+      late = receive(exchange_slot(P::kExchange, layers_ - exchange.late), row, output_row, step_ - exchange.late * kStagesPerLayer).sum(0.0f);
+    }
+    return exchange.own * own + late;
   }
 
   // The stage that combines the residual streams of all lanes, for those rows of the pass whose logits are needed. A worker sends its own elements,
@@ -447,9 +442,7 @@ class Consumer {
         float v = shared::residual()[row * kMaxOwnedRows + i];
         if (LaneStream::kNorm != kNone) v *= scale * norm_weights<LaneStream>(0)[element];
         send(slot, row, element, v, step_);
-        Arrivals others;
-        others.load(slot, row, element);
-        others.await(slot, row, element, step_);
+        const Arrivals others = receive(slot, row, element, step_);
         if (kConcatenates) {
 #pragma unroll
           for (int from = 0; from < kLanes; from++) publish_activation<kPrefill>(kCombined, from * kHidden + element, row, others.value(from, v), step_);
@@ -502,8 +495,10 @@ class Consumer {
 
   uint32_t step_ = 0;      // tag of what the current stage publishes: 1 to kMaxTag
   int32_t token_ = kNone;  // input token of the next decode pass
-  int decode_passes_ = 0;  // counted for the trace
-  uint32_t layers_ = 0, passes_ = 0;  // of this launch before the current ones: they choose the slots of mailboxes
+  int decode_passes_ = 0;
+  uint32_t layers_ = 0;      // of this launch before the current one, which choose slots of mailboxes
+  uint32_t passes_ = 0;      // of this launch before the current one
+  uint32_t exchanges_ = 0;   // that the exchange warp has done
   int position_ = static_cast<int>(monolane_launch.request.cached);  // of the first row of the next pass
   bool left_ = false;                                                // the request has ended
 };
@@ -546,6 +541,7 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(monolane::kThreads) monolane_kernel(MONOLAN
         ptx::mbarrier_init(&shared::empty(prefill)[slot], kWarpgroupWarps);  // one arrival for each warp of the warpgroup that had the chunk
       }
     *shared::flags() = {};
+    if (kAnyLate) ExchangeWarp::init();
     ptx::mbarrier_init_fence();
   }
   for (int p = thread; p < kProjections; p += kThreads)
@@ -559,5 +555,7 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(monolane::kThreads) monolane_kernel(MONOLAN
     if (warp_id() == kConsumerWarps) produce();
     if (warp_id() == kConsumerWarps + 1 && lane_id() == 0) Watchdog().run();
     if (warp_id() == kConsumerWarps + 2) Prefetcher().run();
+    if constexpr (kAnyLate != 0)
+      if (warp_id() == kConsumerWarps + 3) ExchangeWarp().run();
   }
 }
