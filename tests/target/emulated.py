@@ -96,7 +96,7 @@ class EmulatedTarget:
         return logits
 
     def _run(self, request: Request, logits: int | None) -> tuple[list[Token], Outcome]:
-        ctypes.memset(self.launch.published, 0, cleared_bytes(self._plan, self._context))
+        ctypes.memset(self.launch.activation_words, 0, cleared_bytes(self._plan, self._context))
         entries, outcome, abort = (structs.Entry * self._context)(), Outcome(), ctypes.c_uint32(0)
         launch = Launch.from_buffer_copy(self.launch)
         set_request(launch, request, self.vocab, self._arena, logits)

@@ -58,12 +58,8 @@ def _declaration(kind: type[Structure], name: str, field: type) -> str:
     if field is c_void_p:
         return f"{_POINTERS[kind][name]} {name}"
     if issubclass(field, Array):
-        return f"{_type_name(field._type_)} {name}[{field._length_}]"
-    return f"{_type_name(field)} {name}"
-
-
-def _type_name(field: type) -> str:
-    return field.__name__ if issubclass(field, Structure) else _NAMES[field]
+        return f"{_NAMES[field._type_]} {name}[{field._length_}]"
+    return f"{field.__name__ if issubclass(field, Structure) else _NAMES[field]} {name}"
 
 
 def enum(kind: type[IntEnum]) -> str:

@@ -62,6 +62,7 @@ def generate(
         "namespace monolane {",
         *structs.definitions(),
         *launch.definitions(),
+        *launch.lane_buffers(plan),
         *constants(program, integers),
         *sampling_tables("MONOLANE_TABLE"),
         f"constexpr int kBufferStrides[] = {braces(map(str, strides))};",

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from monolane.program.plan import Plan
 from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, Sampling
 from monolane.program.stage import PASS_ROWS, Program
-from monolane.program.tape import Tape
+from monolane.program.tape import Tape, constant_offsets
 from monolane.target import cpp, structs
 from monolane.target.base import Request
+from monolane.target.cpp import braces
 from monolane.target.cuda import exchange
 from monolane.target.cuda.constants import (
     BUCKETS,
@@ -93,27 +94,41 @@ class TopList(Structure):
     _fields_ = [("count", c_uint64), ("ranks", c_uint64 * (2 * MAX_LOGPROBS))]
 
 
-# Buffers by name, with the C++ type of their elements; _elements() has their sizes. First those that all lanes share.
+# Buffers by name, with the C++ type of their elements; _elements() has their sizes. Those of _OF_LANES hold one lane after
+# the other.
 _MODEL = {
+    "tapes": "const uint8_t* const",  # [worker]
     "segments": "const Segment",  # [worker of a lane][projection]
     "head_tiles": "const uint8_t* const",  # the address of each tile of a tied head; null where there is a table
     "table": "const uint16_t",  # the embedding, where the head is not tied to it
+    "constants": "const float",  # [lane]: norm weights and biases
     "rope_table": "const float",  # [position][head_dim / 2][cosine, sine]
+    "keys": "uint16_t",  # [lane][layer][KV head][page], see csrc/cache.cuh
+    "values": "uint16_t",
 }
 # Tagged words: the upper half of a word is a value, the lower half its tag. They are contiguous, and the kernel clears
-# them when tags run out. Those of sampling are shared, those of activations are each lane's own.
+# them when tags run out.
 _TAGGED = {
+    "activation_words": "uint32_t",  # activations of a decode pass, bf16
+    "qkv_words": "uint64_t",  # queries, keys and values of a decode pass, fp32
+    "partial_outputs": "uint32_t",  # [row of the pass][split][query dimension]: attention's output of a split, bf16
+    "split_lses": "uint64_t",  # [row of the pass][split][query head], each in an L2 line of its own: its LSE, fp32
+    "mailbox": "uint64_t",  # what other lanes send, fp32, see csrc/exchange.cuh
     "published": "uint64_t",  # [worker][Published][2]
     "top_lists": "TopList",  # [worker]
     "logprob_sums": "uint64_t",  # [worker][2]: the sum of its weights; then the chosen token's fixed-point logit
 }
-_CLEARED = _TAGGED | {  # contiguous buffers that are zeroed before a launch
+CLEARED = _TAGGED | {  # contiguous buffers that are zeroed before a launch
     "grid_arrivals": "uint32_t",  # the counter of the grid barrier
+    "lane_arrivals": "uint32_t",  # [lane]: the counter of its barrier, in an L2 line of its own
     "histograms": "uint64_t",  # [HISTOGRAMS][weights, counts][BUCKETS]
     "failed": "uint32_t",  # not 0: a worker is stuck, and all workers leave
 }
 _SCRATCH = {
-    "logits": "float",
+    "prefill_activations": "uint16_t",  # activations of a prefill pass, bf16, without tags
+    "prefill_qkv": "float",  # [row of the pass][queries, keys, values]
+    "prefill_normed": "uint16_t",  # [row of the pass]: the input of a norm where shared memory has no room for it
+    "prefill_scales": "uint32_t",  # [row of the pass]: the scale of that norm, fp32
     "noise": "uint32_t",  # [token], where shared memory has no room for it
     "distances": "uint32_t",  # [token], where shared memory has no room for them
     "token_use": "TokenUse",  # [token], each read and written only by the worker that owns the token
@@ -124,51 +139,25 @@ _HOST = {  # in pinned host memory, except the trace
     "abort": "const uint32_t",
     "trace": "int64_t",  # time stamps of a traced kernel, in ns: [pass][worker][stage][began, had its input, ended]
 }
-_LANE_MODEL = {
-    "tapes": "const uint8_t* const",  # [worker of the lane]
-    "constants": "const float",  # norm weights and biases
-    "keys": "uint16_t",  # [layer][KV head][page], see csrc/cache.cuh
-    "values": "uint16_t",
-}
-_LANE_TAGGED = {
-    "activation_words": "uint32_t",  # activations of a decode pass, bf16
-    "qkv_words": "uint64_t",  # queries, keys and values of a decode pass, fp32
-    "partial_outputs": "uint32_t",  # [row of the pass][split][query dimension]: attention's output of a split, bf16
-    "split_lses": "uint64_t",  # [row of the pass][split][query head], each in an L2 line of its own: its LSE, fp32
-    "mailbox": "uint64_t",  # what other lanes send, fp32, see csrc/exchange.cuh
-}
-_LANE_CLEARED = _LANE_TAGGED | {"lane_arrivals": "uint32_t"}  # the counter of the lane's barrier
-_LANE_SCRATCH = {
-    "prefill_activations": "uint16_t",  # activations of a prefill pass, bf16, without tags
-    "prefill_qkv": "float",  # [row of the pass][queries, keys, values]
-    "prefill_normed": "uint16_t",  # [row of the pass]: the input of a norm where shared memory has no room for it
-    "prefill_scales": "uint32_t",  # [row of the pass]: the scale of that norm, fp32
-}
-_SHARED: Mapping[str, str] = _MODEL | _CLEARED | _SCRATCH | _HOST
-_LANE: Mapping[str, str] = _LANE_MODEL | _LANE_CLEARED | _LANE_SCRATCH
+_BUFFERS: Mapping[str, str] = _MODEL | {"logits": "float"} | CLEARED | _SCRATCH | _HOST
+_OF_LANES = (
+    *("activation_words", "qkv_words", "partial_outputs", "split_lses", "mailbox", "lane_arrivals"),
+    *("prefill_activations", "prefill_qkv", "prefill_normed", "prefill_scales"),
+)
 _ELEMENT_BYTES = {"uint16_t": 2, "uint32_t": 4, "uint64_t": 8, "float": 4} | {
     kind.__name__: ctypes.sizeof(kind) for kind in (TokenUse, TopList)
 }
 MAX_LANES = 16
 
 
-@cpp.pointers(**{name: f"{element}*" for name, element in _LANE.items()})
-class LaneBuffers(Structure):
-    """The memory of one lane."""
-
-    _fields_ = [(name, c_void_p) for name in _LANE]
-
-
-@cpp.pointers(**{name: f"{element}*" for name, element in _SHARED.items()})
+@cpp.pointers(**{name: f"{element}*" for name, element in _BUFFERS.items()})
 class Launch(Structure):
-    lanes: Sequence[LaneBuffers]
     _fields_ = [
-        *((name, c_void_p) for name in _SHARED),
+        *((name, c_void_p) for name in _BUFFERS),
         ("trace_from", c_int64),  # the first decode pass that is traced
         ("trace_passes", c_int64),
         ("deadline_ns", c_int64),
         ("tagged_bytes", c_int64),
-        ("lane_tagged_bytes", c_int64),
         ("context", c_int32),
         ("adjusts_logits", c_int32),  # whether penalties or biases change any logit
         ("plain_greedy", c_int32),  # greedy without penalties, biases and logprobs: only the highest logit is needed
@@ -176,7 +165,6 @@ class Launch(Structure):
         ("zero", c_uint32),  # always 0, which the compiler must not know: see Cursor::release in csrc/ring.cuh
         ("unused", c_uint32),
         ("request", structs.Request),
-        ("lanes", LaneBuffers * MAX_LANES),
     ]
 
 
@@ -186,7 +174,7 @@ def definitions() -> list[str]:
         cpp.enum(WaitReason),
         cpp.enum(Published),
         f"constexpr int kPublishedCount = {len(Published)};",
-        *(line for kind in (Outcome, TokenUse, TopList, LaneBuffers, Launch) for line in cpp.struct(kind)),
+        *(line for kind in (Outcome, TokenUse, TopList, Launch) for line in cpp.struct(kind)),
     ]
 
 
@@ -231,73 +219,78 @@ def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
     return strides, words, plain
 
 
-def _sizes(elements: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of buffers, from their numbers of elements."""
-    return {name: _ELEMENT_BYTES[(_SHARED | _LANE)[name]] * count for name, count in elements.items()}
+def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
+    """Bytes of every buffer of a loaded model, apart from its weights."""
+    lanes = plan.program.lanes
+    elements = {name: count * lanes for name, count in _lane_elements(plan).items()} | _shared_elements(plan)
+    page_rows = lanes * cache_rows(plan.program) * -(-context // PAGE_TOKENS) * PAGE_TOKENS
+    elements["keys"] = page_rows * -(-plan.program.attention.head_dim // 32) * 32
+    elements["values"] = page_rows * -(-plan.program.attention.head_dim // 16) * 16
+    return {name: _ELEMENT_BYTES[_BUFFERS[name]] * count for name, count in elements.items()}
 
 
-def _shared_sizes(plan: Plan) -> dict[str, int]:
-    """Bytes of the buffers that all lanes share, apart from those of the model."""
-    vocab, workers = plan.program.vocab, plan.workers * plan.program.lanes
-    return _sizes(
-        {
-            "published": workers * len(Published) * 2,
-            "top_lists": workers,
-            "logprob_sums": 2 * workers + 1,
-            "grid_arrivals": 1,
-            "histograms": HISTOGRAMS * 2 * BUCKETS,
-            "failed": 1,
-            "logits": vocab,
-            "noise": vocab,
-            "distances": vocab,
-            "token_use": vocab,
-        }
-    )
+def cache_rows(program: Program) -> int:
+    """KV heads of all layers of a lane: each has a row of pages in the KV cache."""
+    return program.layers * program.attention.kv_heads
 
 
-def _lane_sizes(plan: Plan, context: int) -> dict[str, int]:
-    """Bytes of the buffers of one lane, apart from its weights."""
+def _lane_elements(plan: Plan) -> dict[str, int]:
+    """Elements that one lane has of the buffers of _OF_LANES."""
     program, shape = plan.program, plan.program.attention
     strides, words, plain = buffer_places(program)
     row_splits = PASS_ROWS * max_splits(plan)
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    keys, values = cache_sizes(plan, context)
-    return {"keys": keys, "values": values} | _sizes(
-        {
-            "activation_words": words[-1],
-            "qkv_words": qkv,
-            "partial_outputs": row_splits * shape.heads * shape.head_dim,
-            "split_lses": row_splits * shape.heads * (LINE_BYTES // 8),
-            "mailbox": exchange.slots(program) * program.lanes * PASS_ROWS * program.hidden,
-            "lane_arrivals": 1,
-            "prefill_activations": plain[-1],
-            "prefill_qkv": PASS_ROWS * qkv,
-            "prefill_normed": PASS_ROWS * strides[0],
-            "prefill_scales": PASS_ROWS,
-        }
-    )
+    found = {
+        "activation_words": words[-1],
+        "qkv_words": qkv,
+        "partial_outputs": row_splits * shape.heads * shape.head_dim,
+        "split_lses": row_splits * shape.heads * (LINE_BYTES // 8),
+        "mailbox": exchange.slots(program) * program.lanes * PASS_ROWS * program.hidden,
+        "lane_arrivals": LINE_BYTES // 4,
+        "prefill_activations": plain[-1],
+        "prefill_qkv": PASS_ROWS * qkv,
+        "prefill_normed": PASS_ROWS * strides[0],
+        "prefill_scales": PASS_ROWS,
+    }
+    # The words of a lane begin at a multiple of 16 bytes: some are read four at a time.
+    return {name: -(-count // 8) * 8 for name, count in found.items()}
 
 
-def cache_sizes(plan: Plan, context: int) -> tuple[int, int]:
-    """Bytes of the keys and of the values of one lane's KV cache."""
-    program, shape = plan.program, plan.program.attention
-    page_rows = program.layers * shape.kv_heads * -(-context // PAGE_TOKENS) * PAGE_TOKENS
-    return 2 * page_rows * -(-shape.head_dim // 32) * 32, 2 * page_rows * -(-shape.head_dim // 16) * 16
+def _shared_elements(plan: Plan) -> dict[str, int]:
+    """Elements of the buffers that all lanes share."""
+    vocab, workers = plan.program.vocab, plan.workers * plan.program.lanes
+    return {
+        "published": workers * len(Published) * 2,
+        "top_lists": workers,
+        "logprob_sums": 2 * workers + 1,
+        "grid_arrivals": 1,
+        "histograms": HISTOGRAMS * 2 * BUCKETS,
+        "failed": 1,
+        "logits": vocab,
+        "noise": vocab,
+        "distances": vocab,
+        "token_use": vocab,
+    }
 
 
-def scratch_bytes(plan: Plan, context: int) -> int:
-    """Bytes of all buffers of a loaded model with one KV cache, apart from its weights."""
-    return sum(_shared_sizes(plan).values()) + plan.program.lanes * sum(_lane_sizes(plan, context).values())
+def lane_buffers(plan: Plan) -> list[str]:
+    """C++ for the addresses of a lane's own buffers. How far lanes lie apart is known to the compiler, so an address takes
+    one multiplication, where a table of addresses would take a load."""
+    _, constants = constant_offsets(plan.program)
+    strides = {"constants": constants} | _lane_elements(plan)
+    return [
+        "struct LaneBuffers {",
+        *(f"  {_BUFFERS[name]}* {name};" for name in strides),
+        "};",
+        "MONOLANE_DEVICE LaneBuffers buffers_of(const Launch& launch, int64_t lane) {",
+        f"  return {braces(f'launch.{name} + lane * {stride}' for name, stride in strides.items())};",
+        "}",
+    ]
 
 
-def _aligned_bytes(sizes: Mapping[str, int], names: Iterable[str]) -> int:
+def cleared_bytes(plan: Plan, context: int, names: Iterable[str] = CLEARED) -> int:
+    sizes = scratch_sizes(plan, context)
     return sum(-(-sizes[name] // ALIGNMENT) * ALIGNMENT for name in names)
-
-
-def cleared_bytes(plan: Plan, context: int) -> int:
-    """Bytes from ``Launch.published`` on that are zeroed before a launch: shared ones, then those of each lane."""
-    lane = _aligned_bytes(_lane_sizes(plan, context), _LANE_CLEARED)
-    return _aligned_bytes(_shared_sizes(plan), _CLEARED) + plan.program.lanes * lane
 
 
 def rope_table(plan: Plan, context: int) -> NDArray[np.float32]:
@@ -322,40 +315,28 @@ def model_launch(tapes: Sequence[Tape], context: int, arena: Arena, deadline_s: 
     """Copy the tapes of all lanes to the device and allocate all buffers. The request and the host's memory are not
     filled in."""
     plan, table = tapes[0].plan, tapes[0].table
-    parts = [[arena.upload(part) for part in tape.workers] for tape in tapes]
-    shared, of_lane = _shared_sizes(plan), _lane_sizes(plan, context)
+    parts = [arena.upload(part) for tape in tapes for part in tape.workers]
     launch = Launch(
+        tapes=arena.upload(np.array(parts, np.uint64)),
         segments=arena.upload(np.frombuffer(bytes(structs.segment_table(plan)), np.uint8)),
-        head_tiles=arena.upload(head_tile_addresses(plan, parts[0])) if table is None else None,
+        head_tiles=arena.upload(head_tile_addresses(plan, parts)) if table is None else None,
         table=arena.upload(table) if table is not None else None,
+        constants=arena.upload(np.concatenate([tape.constants.values for tape in tapes])),
         rope_table=arena.upload(rope_table(plan, context)),
         deadline_ns=int(deadline_s * 1e9),
-        tagged_bytes=_aligned_bytes(shared, _TAGGED),
-        lane_tagged_bytes=_aligned_bytes(of_lane, _LANE_TAGGED),
+        tagged_bytes=cleared_bytes(plan, context, _TAGGED),
         context=context,
     )
-    place = _place(launch, _CLEARED, shared, arena.allocate(cleared_bytes(plan, context)))
-    for name in _SCRATCH:
-        setattr(launch, name, arena.allocate(shared[name]))
-    for number, tape in enumerate(tapes):
-        lane = launch.lanes[number]
-        lane.tapes = arena.upload(np.array(parts[number], np.uint64))
-        lane.constants = arena.upload(tape.constants.values)
-        place = _place(lane, _LANE_CLEARED, of_lane, place)
-        # Rows of activations end in padding that no worker writes and that is multiplied with zeros: it must not be
-        # NaN.
-        lane.prefill_activations = arena.upload(np.zeros(of_lane["prefill_activations"], np.uint8))
-        for name in ("keys", "values", "prefill_qkv", "prefill_normed", "prefill_scales"):
-            setattr(lane, name, arena.allocate(of_lane[name]))
+    sizes = scratch_sizes(plan, context)
+    place = arena.allocate(cleared_bytes(plan, context))
+    for name in CLEARED:
+        setattr(launch, name, place)
+        place += -(-sizes.pop(name) // ALIGNMENT) * ALIGNMENT
+    # Rows of activations end in padding that no worker writes and that is multiplied with zeros: it must not be NaN.
+    launch.prefill_activations = arena.upload(np.zeros(sizes.pop("prefill_activations"), np.uint8))
+    for name, size in sizes.items():
+        setattr(launch, name, arena.allocate(size))
     return launch
-
-
-def _place(struct: Structure, names: Iterable[str], sizes: Mapping[str, int], place: int) -> int:
-    """Set pointers to buffers one after the other from ``place`` on; returns the place behind them."""
-    for name in names:
-        setattr(struct, name, place)
-        place += -(-sizes[name] // ALIGNMENT) * ALIGNMENT
-    return place
 
 
 def reach(sampling: Sampling, vocab: int) -> int:

@@ -26,7 +26,7 @@ from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
 from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_PAGES
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import compile_kernel
-from monolane.target.cuda.launch import MAX_LANES, scratch_bytes
+from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
 from monolane.target.cuda.presence import Presence, Unreachable
 from monolane.target.cuda.shared_memory import residual_projection
 from monolane.target.generate import LAYOUT
@@ -136,7 +136,7 @@ def memory_needed(plan: Plan, context: int) -> int:
     rotations = 4 * program.attention.head_dim * context
     _, constants = constant_offsets(program)
     weights = program.lanes * (plan.bytes_per_token + 4 * constants) + table
-    return weights + rotations + scratch_bytes(plan, context) + SPARE_BYTES
+    return weights + rotations + sum(scratch_sizes(plan, context).values()) + SPARE_BYTES
 
 
 def open_cuda(

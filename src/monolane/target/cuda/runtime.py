@@ -22,10 +22,11 @@ from monolane.target.cuda.launch import (
     Launch,
     Outcome,
     WaitReason,
-    cache_sizes,
+    cache_rows,
     cleared_bytes,
     entry_bytes,
     model_launch,
+    scratch_sizes,
     set_request,
 )
 from monolane.target.cuda.request_memory import RequestMemory
@@ -83,25 +84,23 @@ class CudaTarget:
         self._lock = threading.Lock()
         self._broken = False
 
-    def _make_caches(self) -> list[list[tuple[int, int]]]:
-        """Addresses of the keys and values of all lanes, for all KV caches: the first one, and as many more as memory
-        allows."""
-        lanes = self._launch.lanes[: self.program.lanes]
-        keys, values = cache_sizes(self._plan, self.context)
-        more = resident_caches((keys + values) * len(lanes), self._context.free_memory()) - 1
-        allocate = self._context.allocate
-        made = [[(allocate(keys), allocate(values)) for _ in lanes] for _ in range(more)]
-        return [[(lane.keys, lane.values) for lane in lanes], *made]
+    def _make_caches(self) -> list[tuple[int, int]]:
+        """Addresses of the keys and values of all KV caches: the first one, and as many more as memory allows."""
+        sizes = scratch_sizes(self._plan, self.context)
+        keys, values = sizes["keys"], sizes["values"]
+        more = resident_caches(keys + values, self._context.free_memory()) - 1
+        made = [(self._context.allocate(keys), self._context.allocate(values)) for _ in range(more)]
+        return [(self._launch.keys, self._launch.values), *made]
 
     def copy(self, source: int, destination: int, tokens: int) -> None:
         """Whole pages are copied; positions of the last page beyond ``tokens`` are never read."""
-        rows = self.program.layers * self.program.attention.kv_heads
+        sizes = scratch_sizes(self._plan, self.context)
+        rows = self.program.lanes * cache_rows(self.program)
         self._context.enter()
-        for here, there in zip(self._caches[source], self._caches[destination], strict=True):
-            for which, size in enumerate(cache_sizes(self._plan, self.context)):
-                pitch = size // rows
-                width = pitch // -(-self.context // PAGE_TOKENS) * -(-tokens // PAGE_TOKENS)
-                self._context.copy_rows(here[which], there[which], pitch, width, rows)
+        for which, name in enumerate(("keys", "values")):
+            pitch = sizes[name] // rows
+            width = pitch // -(-self.context // PAGE_TOKENS) * -(-tokens // PAGE_TOKENS)
+            self._context.copy_rows(self._caches[source][which], self._caches[destination][which], pitch, width, rows)
 
     def run(self, request: Request) -> CudaRun:
         return CudaRun(self, request, None, self._kernel)
@@ -156,13 +155,12 @@ class CudaTarget:
                 raise TargetError("A request is still running.", "Wait for it, or abort it.")
             self._request.begin()
             set_request(self._launch, request, self.program.vocab, self._request, all_logits)
-            self._context.clear(self._launch.published, self._cleared)
+            self._context.clear(self._launch.activation_words, self._cleared)
             ctypes.memset(self._outcome, 0, ctypes.sizeof(Outcome))
             ctypes.c_uint32.from_address(self._abort).value = 0
             shared = self._context.device.shared_limit
             argument = Launch.from_buffer_copy(self._launch)
-            for lane, cache in zip(argument.lanes, self._caches[request.cache], strict=False):
-                lane.keys, lane.values = cache
+            argument.keys, argument.values = self._caches[request.cache]
             self._context.launch(kernel, self._workers, THREADS, shared, argument)
             return Outcome.from_address(self._outcome)
 

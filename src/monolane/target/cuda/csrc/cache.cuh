@@ -4,8 +4,8 @@
 // A page has kPageTokens = 16 tokens of one KV head, as bf16 fragments of 512 bytes. A warp loads a fragment at once, 16 bytes per thread,
 // and the registers are an operand of the MMA without any rearrangement. Keys and values lie in two arrays:
 //
-//   keys:   [layer][KV head][page] of [token / 8][dim / 32] fragments
-//   values: [layer][KV head][page] of [dim / 16] fragments
+//   keys:   [lane][layer][KV head][page] of [token / 8][dim / 32] fragments
+//   values: [lane][layer][KV head][page] of [dim / 16] fragments
 //
 // A key fragment has 8 tokens of 32 dimensions, row by row, as a fragment of weights does. Dimensions are padded with
 // zeros to a multiple of 32: the MMA multiplies the padding with zeros of the query, and a NaN there would spoil the sum.
@@ -26,15 +26,15 @@ constexpr int kDimFragments = divide_up(kHeadDim, kKBlock);  // key fragments of
 constexpr int kKeyFragments = 2 * kDimFragments, kValueFragments = divide_up(kHeadDim, 16);  // of a page
 static_assert(kHeadDim <= 256 && kHeadDim % 2 == 0, "a head has at most 256 dimensions, in pairs");
 
-// Index of a page in either array. `page` is the page of the sequence: position / kPageTokens.
+// Index of a page of this lane in either array. `page` is the page of the sequence: position / kPageTokens.
 MONOLANE_DEVICE int64_t cache_page(int layer, int head, int page) {
-  return (static_cast<int64_t>(layer) * kKvHeads + head) * divide_up(monolane_launch.context, kPageTokens) + page;
+  return (static_cast<int64_t>(lane() * kLayers + layer) * kKvHeads + head) * divide_up(monolane_launch.context, kPageTokens) + page;
 }
 MONOLANE_DEVICE uint16_t* key_page(int layer, int head, int page) {
-  return buffers().keys + cache_page(layer, head, page) * (kKeyFragments * kFragmentElements);
+  return monolane_launch.keys + cache_page(layer, head, page) * (kKeyFragments * kFragmentElements);
 }
 MONOLANE_DEVICE uint16_t* value_page(int layer, int head, int page) {
-  return buffers().values + cache_page(layer, head, page) * (kValueFragments * kFragmentElements);
+  return monolane_launch.values + cache_page(layer, head, page) * (kValueFragments * kFragmentElements);
 }
 
 // Index of the element of dimension d of token r (0 to 15) in a page.

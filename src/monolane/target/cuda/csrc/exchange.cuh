@@ -24,7 +24,7 @@
 namespace monolane {
 
 MONOLANE_DEVICE uint64_t* mailbox(int to, int slot, int from, int row) {
-  return monolane_launch.lanes[to].mailbox + (static_cast<int64_t>(slot * kLanes + from) * kPassRows + row) * kHidden;
+  return buffers_of(monolane_launch, to).mailbox + (static_cast<int64_t>(slot * kLanes + from) * kPassRows + row) * kHidden;
 }
 
 // The slot of a projection in the layer number `round` of the launch, and the slots of combined streams, which passes use alternately.

@@ -110,14 +110,10 @@ class Consumer {
   // them, the second until every word is cleared.
   MONOLANE_NOINLINE static void clear_words() {
     grid_barrier();
-    clear(monolane_launch.published, monolane_launch.tagged_bytes, worker_id(), kWorkers);
-    clear(buffers().activation_words, monolane_launch.lane_tagged_bytes, rank(), kLaneWorkers);
+    Word4* words = reinterpret_cast<Word4*>(monolane_launch.activation_words);
+    for (int64_t i = worker_id() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkers * kConsumers)
+      words[i] = {0, 0, 0, 0};
     grid_barrier();
-  }
-  // Clears a share of `bytes` bytes, as one of `workers` workers.
-  MONOLANE_DEVICE static void clear(void* memory, int64_t bytes, int worker, int workers) {
-    Word4* words = static_cast<Word4*>(memory);
-    for (int64_t i = worker * kConsumers + thread_id(); i < bytes / 16; i += workers * kConsumers) words[i] = {0, 0, 0, 0};
   }
   MONOLANE_DEVICE void renew_tags() {
     clear_words();
@@ -506,7 +502,7 @@ class Consumer {
 // The producer warp: streams the tape for the same passes in the same order as Consumer::run(). Its first thread issues all copies.
 MONOLANE_DEVICE void produce() {
   const Request& request = monolane_launch.request;
-  const uint8_t* tape = buffers().tapes[rank()];
+  const uint8_t* tape = monolane_launch.tapes[worker_id()];
   const int count = static_cast<int>(request.token_count);
   int position = static_cast<int>(request.cached);
   bool going = true;

@@ -44,7 +44,7 @@ MONOLANE_DEVICE int worker_id() { return ptx::block_index(); }
 // Workers are numbered lane after lane. `rank` counts the workers of a lane.
 MONOLANE_DEVICE int lane() { return kLanes > 1 ? worker_id() / kLaneWorkers : 0; }
 MONOLANE_DEVICE int rank() { return kLanes > 1 ? worker_id() % kLaneWorkers : worker_id(); }
-MONOLANE_DEVICE const LaneBuffers& buffers() { return monolane_launch.lanes[lane()]; }
+MONOLANE_DEVICE LaneBuffers buffers() { return buffers_of(monolane_launch, lane()); }
 // All lanes divide their matrices among their workers in the same way.
 MONOLANE_DEVICE const Segment& segment(int projection) { return monolane_launch.segments[rank() * kProjections + projection]; }
 
