@@ -1,5 +1,7 @@
-"""What late exchanges cost: plain tensor parallelism, Ladder Residual and delayed tensor parallelism (DTP), trained with
-the same number of parameters, tokens and steps, and on the same text in the same order."""
+"""What late exchanges cost: plain tensor parallelism, Ladder Residual and delayed tensor parallelism (DTP).
+
+All models have the same number of parameters, and see the same text in the same order.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,6 @@ from monolane.train.run import Say, summary, train, write_result
 from monolane.train.tokens import TokenData
 
 SHAPE = "laneformer-27m"
-TOKENS = 150_000_000
-SEEDS = 2
 _PASSES = 2  # over the text, at most: what a model has seen often says little about it
 _LANES = (4, 8)
 _DELAYS = (1, 2, 4)  # layers

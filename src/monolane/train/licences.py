@@ -6,10 +6,10 @@ import re
 from importlib.metadata import Distribution
 
 # SPDX identifiers. Licences that ask for more than their own text to be kept (GPL, LGPL, MPL, …) are not here.
-PERMISSIVE = frozenset(
-    "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python HPND ISC MIT MIT-0 MIT-CMU NCSA PSF-2.0 "
-    "Python-2.0 Unlicense Zlib ZPL-2.1".split()
-)
+PERMISSIVE = {
+    "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT",
+    "MIT-0", "MIT-CMU", "NCSA", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib", "ZPL-2.1",
+}  # fmt: skip
 
 # What classifiers and the older free-text field call them. BSD without a number may be either of two clauses or three.
 _SPELLINGS = {
@@ -36,12 +36,12 @@ def permissive_licence(distribution: Distribution) -> str | None:
 def stated_licences(distribution: Distribution) -> list[str]:
     """The licences that the newest kind of metadata names: an SPDX expression, else classifiers, else free text."""
     metadata = distribution.metadata
-    if expression := metadata.get("License-Expression"):
-        return _EXPRESSION_WORDS.sub(" ", expression).split()
+    if "License-Expression" in metadata:
+        return _EXPRESSION_WORDS.sub(" ", metadata["License-Expression"]).split()
     classifiers = [value for value in metadata.get_all("Classifier") or [] if value.startswith("License ::")]
     names = [value.split(" :: ")[-1] for value in classifiers if value != "License :: OSI Approved"]
-    text = metadata.get("License") or ""
-    return [_identifier(name) for name in names or text.strip().splitlines()[:1]]
+    texts = metadata.get_all("License") or [""]
+    return [_identifier(name) for name in names or texts[0].strip().splitlines()[:1]]
 
 
 def _identifier(text: str) -> str:

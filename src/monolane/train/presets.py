@@ -38,8 +38,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "broadcast_delay": 2,
         "tie_word_embeddings": True,
     },
-    # 26.7 M parameters: what the experiment trains. Its FFN is wide for its hidden size, because what lanes cost when one
-    # GPU trains all of them is the bytes of their streams.
+    # 26.7 M parameters: what the experiment trains. Its FFN is wide for its hidden size: one GPU trains all lanes, and
+    # most of what they cost there is reading and writing their streams.
     "laneformer-27m": _COMMON
     | {
         "hidden_size": 384,

@@ -40,7 +40,7 @@ class Recipe:
                 "Training needs at least one token, a learning rate between 0 and 1, and a seed of 0 or more.",
                 "Look at --tokens, --learning-rate and --seed.",
             )
-        if self.ladder and self.lanes.delay:
+        if self.lanes.delay and self.ladder:
             raise UsageError("Ladder Residual has no delay of lanes.", "Set broadcast_delay to 0.")
 
     @cached_property

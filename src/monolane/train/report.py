@@ -97,7 +97,7 @@ def draw(models: Sequence[Model], path: Path) -> str:
     axis = figure.subplots()
     for kind in dict.fromkeys(model.kind for model in timed or models):
         shown = [model for model in timed or models if model.kind == kind]
-        places = [model.us_per_token if timed else model.late for model in shown]
+        places = [model.us_per_token or model.late for model in shown]
         colour = _COLOURS.get(kind)
         axis.plot(places, [model.loss for model in shown], "o-", color=colour, label=kind)
         for place, model in zip(places, shown, strict=True):

@@ -38,8 +38,9 @@ def device_named(name: str) -> torch.device:
 
 
 def train(recipe: Recipe, data: TokenData, device: torch.device, file: Path, minutes: float | None, say: Say) -> Result:
-    """Train until the recipe's tokens or the minutes are used up. ``file`` is the checkpoint, from which the run goes on
-    if it is there. The result says whether the run is ``finished``."""
+    """Train until the recipe's tokens or the minutes are used up; the result says whether the run is ``finished``.
+
+    ``file`` is the checkpoint, from which the run goes on if it is there."""
     return _Run(recipe, data, device, file, say).until(None if minutes is None else time.monotonic() + 60 * minutes)
 
 

@@ -26,7 +26,7 @@ _WEIGHTS, _MEANS, _SQUARES = "weights/", "means/", "squares/"  # in a checkpoint
 
 
 class Training:
-    """On a GPU, arithmetic is bf16 and layers are compiled. On a CPU, all is fp32 and nothing is compiled: for tests."""
+    """On a GPU, arithmetic is bf16 and layers are compiled. On a CPU all is fp32 and nothing is compiled: for tests."""
 
     def __init__(self, recipe: Recipe, data: TokenData, device: torch.device) -> None:
         if data.vocab > recipe.shape.vocab:
@@ -34,7 +34,6 @@ class Training:
                 f"The text has {data.vocab} different tokens, but {recipe.model} only {recipe.shape.vocab}.",
                 "Make a smaller vocabulary (python -m monolane.train tokenizer --vocab), or choose another model.",
             )
-        assert recipe.lanes  # raises for a config without any
         self.recipe, self.device, self.step_number = recipe, device, 0
         length = recipe.shape.context
         self._text = Sequences(data.train, length, recipe.seed)

@@ -22,7 +22,7 @@ END_OF_TEXT = "<|endoftext|>"
 Tokens = NDArray[np.uint16]
 
 _LEAST, _MOST = 257, 1 << 16  # every byte and END_OF_TEXT; what uint16 can number
-_LEARNT_FROM = 64_000_000  # bytes: more text changes few merges
+_LEARNT_FROM = 32_000_000  # bytes: more text changes few merges
 _BYTES_AT_A_TIME = 1 << 20  # that one processor tokenises
 
 
