@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_training import install, prepared, program
 
 from monolane.errors import UsageError
 from monolane.model.tokenizer import Tokenizer
 from monolane.train import sources, text, vocabulary
-from small_training import install, prepared, program
 
 
 def packages_of(folder: Path) -> dict[str, dict[str, object]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,7 +86,9 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
-    parser.add_argument("--minutes", type=float, help="then save and end; the same command goes on from there")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="then save and end; the same command goes on from there"
+    )
 
 
 def _number(text: str) -> int:

@@ -35,9 +35,7 @@ def models(tokens: int) -> dict[str, Recipe]:
     return {recipe.model: recipe for recipe in found}
 
 
-def run_all(
-    recipes: list[Recipe], data: TokenData, device: torch.device, out: Path, minutes: float | None, say: Say
-) -> bool:
+def run_all(recipes: list[Recipe], data: TokenData, device: torch.device, out: Path, minutes: float, say: Say) -> bool:
     """Run those that have no result in ``out`` yet, one after the other; returns whether all are finished.
 
     A run that the time limit interrupts leaves its checkpoint in ``out``, and is the first to go on.
@@ -48,7 +46,7 @@ def run_all(
                 f"{recipe.tokens:,} tokens are more than {_PASSES} passes over {data.train.numel():,}.",
                 "Prepare the text of more packages, or train on fewer --tokens.",
             )
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    deadline, begun = time.monotonic() + 60 * minutes, False
     for recipe in recipes:
         name = f"{recipe.model}-seed-{recipe.seed}"
         result_file, checkpoint = out / f"{name}.json", out / f"{name}.safetensors"
@@ -56,10 +54,11 @@ def run_all(
             if read_json_object(result_file).get("tokens") != recipe.tokens:
                 raise UsageError(f"{result_file} is of another number of tokens.", "Choose another --out.")
             continue
-        left = None if deadline is None else (deadline - time.monotonic()) / 60
-        if left is not None and left <= 0:
+        left = deadline - time.monotonic()
+        if begun and left <= 0:
             return False
-        result = train(recipe, data, device, checkpoint, left, say)
+        begun = True
+        result = train(recipe, data, device, checkpoint, left / 60, say)
         say(summary(result))
         if not result["finished"]:
             return False

@@ -37,11 +37,12 @@ def device_named(name: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
-def train(recipe: Recipe, data: TokenData, device: torch.device, file: Path, minutes: float | None, say: Say) -> Result:
-    """Train until the recipe's tokens or the minutes are used up; the result says whether the run is ``finished``.
+def train(recipe: Recipe, data: TokenData, device: torch.device, file: Path, minutes: float, say: Say) -> Result:
+    """Train until the recipe's tokens or the minutes are used up, but one step at least; the result says whether the run
+    is ``finished``.
 
     ``file`` is the checkpoint, from which the run goes on if it is there."""
-    return _Run(recipe, data, device, file, say).until(None if minutes is None else time.monotonic() + 60 * minutes)
+    return _Run(recipe, data, device, file, say).until(time.monotonic() + 60 * minutes)
 
 
 class _Run:
@@ -62,7 +63,7 @@ class _Run:
         if file.exists():
             self._restore()
 
-    def until(self, deadline: float | None) -> Result:
+    def until(self, deadline: float) -> Result:
         training, recipe = self._training, self._recipe
         saved = time.monotonic()
         while training.step_number < recipe.steps:
@@ -73,7 +74,7 @@ class _Run:
             self._trained_s += now - begun
             if training.step_number % self._point_steps == 0 or training.step_number == recipe.steps:
                 self._add_point()
-            if deadline is not None and now >= deadline:
+            if now >= deadline:
                 break
             if now - saved > _SAVED_EVERY_S:
                 self._save()
