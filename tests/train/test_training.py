@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,32 @@ def test_bf16_streams_are_nearly_the_same_model(kind: str) -> None:
     rough = model(tokens)
     assert rough.dtype == torch.bfloat16
     assert (rough.float() - exact).std() < 0.02 * exact.std()
+
+
+def test_equal_layers_are_compiled_once(data: TokenData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    for seed in (0, 1):
+        eager, compiled = (Training(recipe(seed=seed), data, CPU) for _ in range(2))
+        compiled._compile()
+        losses = [[training.step(), training.step()] for training in (eager, compiled)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)  # the compiled one is bf16
+        compiled.validation_loss()
+    counters = torch._dynamo.utils.counters
+    # The first layer, whose streams are one; the second; those that receive; the last, which send nothing; the loss.
+    assert counters["stats"]["unique_graphs"] == 5
+    assert not counters["graph_break"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_trains_like_a_cpu(kind: str, folder: Path, data: TokenData, tmp_path: Path) -> None:
+    wanted, gpu = recipe(**KINDS[kind]), torch.device("cuda")
+    ours = train(wanted, open_tokens(folder, gpu), gpu, tmp_path / "gpu.safetensors", math.inf, print)
+    cpu = trained(wanted, data, tmp_path / "cpu.safetensors")
+    for one, other in zip(ours["curve"], cpu["curve"], strict=True):
+        assert one["training_loss"] == pytest.approx(other["training_loss"], rel=0.02)
 
 
 @pytest.mark.parametrize("kind", ["plain", "delay of one", "delay of two"])

@@ -38,8 +38,8 @@ def device_named(name: str) -> torch.device:
 
 
 def train(recipe: Recipe, data: TokenData, device: torch.device, file: Path, minutes: float, say: Say) -> Result:
-    """Train until the recipe's tokens or the minutes are used up, but one step at least; the result says whether the run
-    is ``finished``.
+    """Train until the recipe's tokens or the minutes are used up, but one step at least; the result says whether it is
+    ``finished``.
 
     ``file`` is the checkpoint, from which the run goes on if it is there."""
     return _Run(recipe, data, device, file, say).until(time.monotonic() + 60 * minutes)
