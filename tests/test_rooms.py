@@ -58,6 +58,13 @@ def test_a_room_imports_from_those_below_it(room: str) -> None:
                 assert FLOOR[parts[1]] < FLOOR[room], f"{module} imports {other}"
 
 
+def test_who_may_import_torch() -> None:
+    for module, path in MODULES.items():
+        if not module.startswith(("monolane.bench.peers", "monolane.train")):
+            others = {other.split(".")[0] for other in imported(path, when_loaded=False)}
+            assert not others & {"torch", "transformers"}, f"{module} imports them"
+
+
 def test_no_circle_of_imports() -> None:
     graph = {
         module: {other for other in imported(path, when_loaded=True) if other in MODULES and other != module}
