@@ -71,18 +71,19 @@ def opened(
     device: str = DEVICE,
     stall: Stall | None = None,
     deadline_s: float | None = None,
+    lanes: int = 1,
 ) -> Iterator[Target]:
     """A target, closed at the end. ``stall``: a worker sleeps at a stage of every pass; ``deadline_s``: of waits."""
     if device == "compile":
-        _compile(config, stall)
+        _compile(config, stall, lanes)
         pytest.skip("compiled for the GPU; nothing was run")
     if stall and device == "cpu":
         pytest.skip("the CPU target has no injected stalls")
     if device == "emulated":
-        target: Target = open_emulated_gpu(config, weights, context, stall)
+        target: Target = open_emulated_gpu(config, weights, context, stall, lanes)
     else:
         with mock.patch.object(opening, "generate", partial(opening.generate, stall=stall)), poisoned(device):
-            target = open_target(config, weights, device=device, context=context)
+            target = open_target(config, weights, device=device, context=context, lanes=lanes)
     if deadline_s is not None and device != "cpu":
         set_deadline(target, deadline_s)
     try:
@@ -161,8 +162,8 @@ def _last_logits(target: Target, vocab: int) -> Logits:
     return logits
 
 
-def _compile(config: ModelConfig, stall: Stall | None) -> None:
+def _compile(config: ModelConfig, stall: Stall | None, lanes: int) -> None:
     from monolane.target.cuda.jit import compile_kernel
 
-    plan = opening.cuda_plan(config, H200_PROCESSORS)
+    plan = opening.cuda_plan(config, H200_PROCESSORS, lanes)
     compile_kernel(opening.generate(plan, H200_SHARED_LIMIT, stall=stall), "sm_90a")

@@ -36,7 +36,8 @@ TESTED = {
     "qwen3-1.7b": cut("qwen3-1.7b", 3, 5003),
     "smollm2-135m": cut("smollm2-135m", 30),
 }
-TESTED |= {name: cut(name, 2, 5003) for name in SHAPES if name not in TESTED}
+# Those of Laneformers are tested in test_cuda_lanes_gpu.py: transformers does not know them.
+TESTED |= {name: cut(name, 2, 5003) for name in SHAPES if name not in TESTED and SHAPES[name].lanes is None}
 
 
 def some_tokens(config: ModelConfig, count: int) -> list[int]:

@@ -48,7 +48,9 @@ def inspect(
     if chosen is None and device == "auto" and (line := unused_gpu(workers)) is not None:
         progress.note(line)
     length = choose_context(config.context, context)
-    plan = cuda.plan_for(config, chosen, choose_lanes(config, lanes)) if chosen else plan_for(config, workers, lanes=lanes)
+    plan = (
+        cuda.plan_for(config, chosen, choose_lanes(config, lanes)) if chosen else plan_for(config, workers, lanes=lanes)
+    )
     notes = Shard(config, plan.program.lanes).notes()
     parts = [program.report(plan, length, notes), *([cuda.report(plan, length, chosen)] if chosen else [])]
     typer.echo("\n\n".join(parts))

@@ -28,13 +28,13 @@ def measure(subject: Subject) -> dict[str, Any] | None:
         "us_per_token": trace.us_per_token,
         "us_per_token_traced": float(trace.critical.sum(1).mean()),
         "stages_us": {name: float(trace.critical[:, which].sum(1).mean()) for name, which in kinds.items()},
-        "predicted_us": _predicted(subject),
+        "predicted_us": _predicted(subject, subject.target.program.lanes),
         "times": {name: int(which.sum()) for name, which in kinds.items()},
         "method": METHOD,
     }
 
 
-def _predicted(subject: Subject) -> dict[str, float] | None:
+def _predicted(subject: Subject, lanes: int) -> dict[str, float] | None:
     """Predicted µs per kind of stage on a GPU. There is no such prediction for a CPU."""
     if subject.kind != "cuda":
         return None
@@ -43,7 +43,7 @@ def _predicted(subject: Subject) -> dict[str, float] | None:
     from monolane.target.cuda.shared_memory import shared_memory
 
     device = required_gpu()
-    plan = cuda_plan(subject.model.config, device.processors, subject.target.program.lanes)
+    plan = cuda_plan(subject.model.config, device.processors, lanes)
     added: dict[str, float] = {}
     slots = shared_memory(plan, device.shared_limit).slots
     for stage, us in zip(plan.program.stages, predicted_us(plan, slots), strict=True):

@@ -20,6 +20,11 @@ def combine_of(program: Program) -> Combine | None:
     return next((stage for stage in program.stages if isinstance(stage, Combine)), None)
 
 
+def any_late(program: Program) -> bool:
+    """Whether lanes add outputs of the others later than at once, or not at all, in any layer."""
+    return any(stage.exchange.late != 0 for stage in program.projections if stage.exchange)
+
+
 def depth(program: Program) -> int:
     """Slots of the mailbox for each projection: layers that lanes may be apart, plus the one being written.
 
@@ -46,7 +51,7 @@ def definitions(program: Program) -> list[str]:
     integers = {
         "kExchangeDepth": depth(program),
         "kExchangingProjections": len(projections),
-        "kAnyLate": int(any(stage.exchange.late != 0 for stages in projections for stage in stages if stage.exchange)),
+        "kAnyLate": int(any_late(program)),
         "kCombines": int(combine is not None),
         "kConcatenates": int(combine is not None and combine.joining is Joining.CONCAT),
         "kAverages": int(combine is not None and combine.joining is Joining.MEAN),
@@ -60,8 +65,14 @@ def definitions(program: Program) -> list[str]:
         "  int sends;  // whether any lane needs this output",
         "};",
         f"MONOLANE_CONSTANT Exchange kExchanges[][kLayers] = {{{', '.join(map(_table, projections)) or '{}'}}};",
+        f"MONOLANE_CONSTANT int kExchangeStages[] = {braces(_first_stages(program, projections))};",
         *_combined_type(program, norm, combine, offsets, buffers),
     ]
+
+
+def _first_stages(program: Program, projections: list[list[Project]]) -> list[str]:
+    """The stage of each exchanging projection in the first layer."""
+    return [str(program.stages.index(stages[0])) for stages in projections] or ["0"]
 
 
 def _table(stages: list[Project]) -> str:

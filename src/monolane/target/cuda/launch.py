@@ -94,8 +94,7 @@ class TopList(Structure):
     _fields_ = [("count", c_uint64), ("ranks", c_uint64 * (2 * MAX_LOGPROBS))]
 
 
-# Buffers by name, with the C++ type of their elements; _elements() has their sizes. Those of _OF_LANES hold one lane after
-# the other.
+# Buffers by name, with the C++ type of their elements. Those of _lane_elements() hold one lane after the other.
 _MODEL = {
     "tapes": "const uint8_t* const",  # [worker]
     "segments": "const Segment",  # [worker of a lane][projection]
@@ -140,10 +139,6 @@ _HOST = {  # in pinned host memory, except the trace
     "trace": "int64_t",  # time stamps of a traced kernel, in ns: [pass][worker][stage][began, had its input, ended]
 }
 _BUFFERS: Mapping[str, str] = _MODEL | {"logits": "float"} | CLEARED | _SCRATCH | _HOST
-_OF_LANES = (
-    *("activation_words", "qkv_words", "partial_outputs", "split_lses", "mailbox", "lane_arrivals"),
-    *("prefill_activations", "prefill_qkv", "prefill_normed", "prefill_scales"),
-)
 _ELEMENT_BYTES = {"uint16_t": 2, "uint32_t": 4, "uint64_t": 8, "float": 4} | {
     kind.__name__: ctypes.sizeof(kind) for kind in (TokenUse, TopList)
 }
@@ -235,7 +230,7 @@ def cache_rows(program: Program) -> int:
 
 
 def _lane_elements(plan: Plan) -> dict[str, int]:
-    """Elements that one lane has of the buffers of _OF_LANES."""
+    """Elements of the buffers that every lane has for itself."""
     program, shape = plan.program, plan.program.attention
     strides, words, plain = buffer_places(program)
     row_splits = PASS_ROWS * max_splits(plan)
@@ -274,8 +269,8 @@ def _shared_elements(plan: Plan) -> dict[str, int]:
 
 
 def lane_buffers(plan: Plan) -> list[str]:
-    """C++ for the addresses of a lane's own buffers. How far lanes lie apart is known to the compiler, so an address takes
-    one multiplication, where a table of addresses would take a load."""
+    """C++ for the addresses of a lane's own buffers. The compiler knows how far lanes lie apart: an address takes a
+    multiplication, where a table of addresses would take a load."""
     _, constants = constant_offsets(plan.program)
     strides = {"constants": constants} | _lane_elements(plan)
     return [

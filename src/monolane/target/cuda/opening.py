@@ -108,8 +108,8 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1) -> Plan:
-    """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the SMs
-    evenly, and those that are left over are idle."""
+    """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
+    SMs evenly, and those that are left over are idle."""
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
         raise UsageError(

@@ -14,7 +14,7 @@ from monolane.program.stage import Attend, Merge, Norm, Output, Plain, Program, 
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 from monolane.target.cuda.constants import FRAGMENT_BYTES, WARPGROUP_WARPS, WARPGROUPS
-from monolane.target.cuda.exchange import exchanging
+from monolane.target.cuda.exchange import any_late, exchanging
 from monolane.target.generate import OUTPUTS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
@@ -22,6 +22,9 @@ SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have,
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
 # is higher where the next hand-off is further away (LOW, HIGH, HIGHEST), and in prefill passes with their barriers.
 LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
+# Lanes whose exchanges are late are at different stages at the same time. The copies of other lanes are in flight during
+# a hand-off whatever a lane does, so it gains little by holding back its own: limits are this many times higher.
+LATE_LANES = 1.8
 MAX_AHEAD, FRAGMENTS_AHEAD = 3, 18  # chunks, and fragments of a warp, that are loaded to registers ahead of their use
 NONE = -1
 
@@ -102,13 +105,13 @@ def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int) -> int
     return max(1, min(MAX_AHEAD, FRAGMENTS_AHEAD // -(-chunk_fragments // WARPGROUP_WARPS), -(-own // WARPGROUPS)))
 
 
-def _in_flight_limits(stage: Project, chunk_bytes: int) -> str:
-    """The members of InFlightLimits (csrc/projection.cuh), in chunks of ``chunk_bytes``.
+def _in_flight_limits(stage: Project, chunk_bytes: int, factor: float) -> str:
+    """The members of InFlightLimits (csrc/projection.cuh), in chunks of ``chunk_bytes``. ``factor``: of all limits.
 
     The copies in flight during the hand-off of a stage's input are those of its own first chunks, at most a whole ring.
     """
-    lowest = round(LOWEST / chunk_bytes)
-    low, high, highest = (-(-size // chunk_bytes) for size in (LOW, HIGH, HIGHEST))
+    lowest = round(factor * LOWEST / chunk_bytes)
+    low, high, highest = (-(-round(factor * size) // chunk_bytes) for size in (LOW, HIGH, HIGHEST))
     steps: tuple[object, ...] = (0, lowest, 0, lowest, lowest)
     if stage.output in (Output.GATE, Output.LOGITS):
         steps = ("kSlots / 2", lowest, "kSlots * 5 / 4", low, highest)
@@ -194,7 +197,9 @@ def _specialization(
         "int kChunkFragments": chunk_fragments,
         "int kMaxTiles": _max_tiles(plan, stage),
         "int kAhead": _ahead(plan, stage, chunks, chunk_fragments),
-        "InFlightLimits kInFlight": _in_flight_limits(stage, chunk_fragments * FRAGMENT_BYTES),
+        "InFlightLimits kInFlight": _in_flight_limits(
+            stage, chunk_fragments * FRAGMENT_BYTES, LATE_LANES if any_late(plan.program) else 1.0
+        ),
         "Output kOutput": f"Output::{OUTPUTS[stage.output]}",
         "bool kMergesSplits": str(isinstance(stage.input, Merge)).lower(),
         "int kNorm": _offset(norm.weight if norm else None, offsets),

@@ -123,11 +123,10 @@ class ExchangeWarp {
   }
 
   MONOLANE_DEVICE void run() {
-    for (uint32_t pass = 0; await(shared::pass_begun(), pass); pass++) {
-      const shared::ExchangePass now = shared::exchange_passes()[pass % 2];
-      for (int layer = 0; layer < kLayers; layer++)
-        if (!projections<0>(layer, now)) return;
-    }
+    for (uint32_t pass = 0; await(shared::pass_begun(), pass); pass++)
+      MONOLANE_LOOP
+      for (int i = 0; i < kLayers * kExchangingProjections; i++)
+        if (!exchange(shared::exchange_passes() + pass % 2, i / kExchangingProjections, i % kExchangingProjections)) return;
   }
 
  private:
@@ -140,37 +139,27 @@ class ExchangeWarp {
     return true;
   }
 
-  // The exchanging projections of a layer from projection kIndex on.
-  template <int kIndex>
-  MONOLANE_DEVICE bool projections(int layer, const shared::ExchangePass& now) {
-    if constexpr (kIndex < kProjectionsPerLayer) {
-      using P = Projection<kIndex>;
-      if constexpr (P::kExchange != kNone)
-        if (!exchange<P>(layer, now)) return false;
-      return projections<kIndex + 1>(layer, now);
-    } else {
-      return true;
-    }
-  }
-
-  template <class P>
-  MONOLANE_DEVICE bool exchange(int layer, const shared::ExchangePass& now) {
-    const Exchange exchange = kExchanges[P::kExchange][layer];
+  // One exchange of a decode pass: that of the exchanging projection number `projection` of a layer. All of them write the residual stream, so they
+  // have the same rows.
+  MONOLANE_DEVICE bool exchange(const shared::ExchangePass* pass, int layer, int projection) {
+    const Exchange exchange = kExchanges[projection][layer];
     if (!exchange.late) return true;  // the consumer warps do it
+    constexpr int kRows = Projection<kResidualProjection>::kTileRows;
     const Own own = shared::own()[kResidualProjection];
-    const int first = own.first_tile * P::kTileRows, count = min(own.tiles * P::kTileRows, kHidden - first);
-    const uint32_t step = now.step + P::kStage + layer * kStagesPerLayer, round = now.layers + layer;
+    const int first = own.first_tile * kRows, count = min(own.tiles * kRows, kHidden - first);
+    const uint32_t step = pass->step + kExchangeStages[projection] + layer * kStagesPerLayer, round = pass->layers + layer;
     if (exchange.late > 0) {
-      const int slot = exchange_slot(P::kExchange, round - exchange.late);
-      for (int i = lane_id(); i < count; i += 32) {
+      const int slot = exchange_slot(projection, round - exchange.late);
+      MONOLANE_LOOP
+      for (int i = lane_id(); i < count; i += 32)
         shared::late_sums(done_)[i] = receive(slot, 0, first + i, step - exchange.late * kStagesPerLayer).sum(0.0f);
-      }
     }
     ptx::sync_warp();
     if (lane_id() == 0) ptx::mbarrier_arrive(shared::sums_arrived() + done_ % 2);
     if (!await(shared::outputs_made(), done_)) return false;
     if (exchange.sends)
-      for (int i = lane_id(); i < count; i += 32) send(exchange_slot(P::kExchange, round), 0, first + i, shared::outputs(done_)[i], step);
+      MONOLANE_LOOP
+      for (int i = lane_id(); i < count; i += 32) send(exchange_slot(projection, round), 0, first + i, shared::outputs(done_)[i], step);
     done_++;
     return true;
   }

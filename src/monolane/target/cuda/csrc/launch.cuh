@@ -6,10 +6,10 @@
 
 namespace monolane {
 
-// All warps begin with kRegisters registers a thread, as many as an SM has. The warpgroup of the producer, watchdog and prefetch warps (its fourth warp
-// is idle) gives most of its registers to the two warpgroups of consumers.
+// All warps begin with kRegisters registers a thread, as many as an SM has. The warpgroup of the producer, watchdog, prefetch and exchange warps gives
+// most of its registers to the two warpgroups of consumers. The exchange warp needs more than the others.
 constexpr int kConsumers = kConsumerWarps * 32;
-constexpr int kRegisters = 168, kConsumerRegisters = 232, kProducerRegisters = 40;
+constexpr int kRegisters = 168, kConsumerRegisters = kAnyLate ? 216 : 232, kProducerRegisters = kAnyLate ? 72 : 40;
 static_assert(kConsumerRegisters * kConsumers + kProducerRegisters * (kThreads - kConsumers) <= kRegisters * kThreads,
               "the consumers would wait for registers for ever");
 constexpr int kSlotFragments = kSlotBytes / kFragmentBytes;
