@@ -22,7 +22,7 @@ SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have,
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
 # is higher where the next hand-off is further away (LOW, HIGH, HIGHEST), and in prefill passes with their barriers.
 LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
-# Lanes whose exchanges are late are at different stages at the same time. The copies of other lanes are in flight during
+# Lanes whose exchanges are late are at different stages at the same time. Copies of other lanes are in flight during
 # a hand-off whatever a lane does, so it gains little by holding back its own: limits are this many times higher.
 LATE_LANES = 1.8
 MAX_AHEAD, FRAGMENTS_AHEAD = 3, 18  # chunks, and fragments of a warp, that are loaded to registers ahead of their use
