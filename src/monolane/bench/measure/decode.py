@@ -24,13 +24,14 @@ Say = Callable[[str], None]
 METHOD = (
     "batch 1, fixed lengths; rounds that measure ceiling, ours, peers, ceiling; fractions formed within a round, "
     "medians of the rounds. us_per_token: greedy, (T(n) - T(1)) / (n - 1) by the host's clock, with all of the prompt "
-    "but its last token in the cache; sampled_us_per_token: the same with temperature 0.7, top-p 0.9 and a fixed seed; "
-    "logprobs_us_per_token: greedy, with the logprobs of the 20 likeliest tokens; for peers the same difference, "
-    "greedy, with the prompt in both; ..._device: (time of last token - time of first) / (n - 1) by the device's "
-    "clock, token_gaps_us the percentiles of greedy; first_token_ms: from asking to the end of a request for one token "
-    "by the host's clock, and by the device's; throughput: requests one after another through the engine, prompts and "
-    "text included, tokens / wall; energy: over those requests, prompts included; bytes_per_token: weights, counted "
-    "from the plan; ceiling: the best of several ways to read memory on the same workers"
+    "but its last token in the cache; sampled_us_per_token: the same with temperature 0.7, top-p 0.9 and a fixed seed;"
+    " logprobs_us_per_token: greedy, with the logprobs of the 20 likeliest tokens; which of the three comes first "
+    "differs from round to round; for peers the same difference, greedy, with the prompt in both; ..._device: (time of"
+    " last token - time of first) / (n - 1) by the device's clock, token_gaps_us the percentiles of greedy; "
+    "first_token_ms: from asking to the end of a request for one token by the host's clock, and by the device's; "
+    "throughput: requests one after another through the engine, prompts and text included, tokens / wall; energy: over"
+    " those requests, prompts included; bytes_per_token: weights, counted from the plan; ceiling: the best of several "
+    "ways to read memory on the same workers"
 )
 
 # Prefix of a result's keys -> sampling parameters, and the number of logprobs.
@@ -82,7 +83,7 @@ def measure(
     timing.ask(subject.target, timing.fixed_length(subject.prompt(lengths.prompts[0]), lengths.tokens))
     found = Rounds(list(others))
     for number in range(rounds):
-        _round(found, subject, around, lengths)
+        _round(found, subject, around, lengths, number)
         row = found.rows[-1]
         told = "".join(f", {peer.name} {row[peer.name]:,.1f}" for peer in found.peers)
         share = f"{row['fraction']:.1%} of the ceiling"
@@ -91,17 +92,18 @@ def measure(
     return _result(subject, around, found, lengths)
 
 
-def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengths) -> None:
+def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengths, number: int) -> None:
     target, prompt = subject.target, subject.prompt(lengths.prompts[0])
     before = around.ceiling()
     row: dict[str, float] = {}
     for length in reversed(lengths.prompts):  # the prompt of the answers comes last, and stays in the cache
         first = timing.ask(target, timing.fixed_length(subject.prompt(length), 1))
         row |= {f"first_token_{length}_host_ms": first.seconds * 1e3, f"first_token_{length}_device_ms": first.first_ms}
-    ours = {
-        choice: timing.decode(target, timing.fixed_length(prompt, lengths.tokens, len(prompt) - 1, *parameters))
-        for choice, parameters in CHOICES.items()
+    decoded = {
+        choice: timing.decode(target, timing.fixed_length(prompt, lengths.tokens, len(prompt) - 1, *CHOICES[choice]))
+        for choice in _rotated(list(CHOICES), number)
     }
+    ours = {choice: decoded[choice] for choice in CHOICES}
     row |= {choice + clock: getattr(decode, clock) for choice, decode in ours.items() for clock in CLOCKS}
     energy = around.energy_j()
     drained = queue.drain(subject, lengths.requests, lengths.prompts[0], lengths.tokens)
@@ -122,6 +124,11 @@ def _round(found: Rounds, subject: Subject, around: Surroundings, lengths: Lengt
     found.decodes.append(ours)
     found.queues.append(drained)
     found.energies_j.append(None if energy is None or energy_after is None else energy_after - energy)
+
+
+def _rotated(names: list[str], by: int) -> list[str]:
+    """A GPU at its power limit gets slower as it works, so what comes first differs from round to round."""
+    return names[by % len(names) :] + names[: by % len(names)]
 
 
 def _result(subject: Subject, around: Surroundings, found: Rounds, lengths: Lengths) -> dict[str, Any]:
