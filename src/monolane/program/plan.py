@@ -87,4 +87,4 @@ def _level(tiles: int, loads: list[int], tile_bytes: int, run_ahead: int) -> lis
     # How long each worker's tape is when it gets its first tile, its second, and so on; ties go to the first worker.
     lengths = np.add.outer(np.array(loads), tile_bytes * np.arange(most))
     owners = np.argsort(lengths, axis=None, kind="stable")[:tiles] // most
-    return np.bincount(owners, minlength=len(loads)).tolist()
+    return [int(count) for count in np.bincount(owners, minlength=len(loads))]
