@@ -22,7 +22,7 @@ JUDGED = ("llama-64-tied", "llama-96-biases", "mistral-128-window", "qwen2-96", 
 
 
 def wanted(kind: str = "cpu", path: Path | None = None, windows: bool = False) -> Wanted:
-    shape = SHAPES["laneformer-2b" if windows else "qwen2.5-coder-1.5b"]
+    shape = SHAPES["llama-3.2-1b" if windows else "qwen2.5-coder-1.5b"]
     sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 96, "vocab": 100, "layers": 2}
     config = replace(shape, windows=(4 if windows else None,) * 2, **sizes)
     return Wanted(config, MadeUpWeights(config), path, kind, 1, 64)

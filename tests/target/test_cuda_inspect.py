@@ -27,7 +27,7 @@ def test_a_token_takes_its_weights_and_at_most_all_hand_offs(shape: str) -> None
     layers = min(16, SHAPES[shape].layers)
     config = replace(SHAPES[shape], layers=layers, windows=SHAPES[shape].windows[:layers])
     plan = inspect.plan_for(config, inspect.H200)
-    weights = plan.bytes_per_token / CEILING * 1e6
+    weights = plan.program.lanes * plan.bytes_per_token / CEILING * 1e6
     deep, shallow = (predicted_us(plan, slots) for slots in (12, 2))
     assert len(deep) == len(plan.program.stages)
     assert weights < sum(deep) < sum(shallow) < weights + plan.program.handoffs * HANDOFF_US * 1.2

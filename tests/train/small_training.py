@@ -52,6 +52,6 @@ def prepared(folder: Path) -> Path:
     install(site, "writer", "License-Expression: MIT", {f"writer/m{n}.py": program(n) for n in range(60)})
     small = {"aiohttp/web.py": program(1000, lines=6)}
     install(site, "aiohttp", "License-Expression: Apache-2.0", small)
-    text.collect(sources.installed_packages([site]), folder / "data", workers=1)
-    vocabulary.prepare(folder / "data", 300, workers=1)
+    text.collect(sources.installed_packages([site]), folder / "data")
+    vocabulary.prepare(folder / "data", 300)
     return folder / "data"

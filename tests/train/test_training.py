@@ -289,8 +289,8 @@ def test_commands_from_data_to_export(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     run = ["run", "config.json", "--data", str(folder), "--out", "run", "--batch", "4", "--micro-batch", "4"]
-    assert main(["data", "--site", str(folder.parent / "site"), "--data", "data", "--workers", "1"]) == 0
-    assert main(["tokenizer", "--vocab", "300", "--data", "data", "--workers", "1"]) == 0
+    assert main(["data", "--site", str(folder.parent / "site"), "--data", "data"]) == 0
+    assert main(["tokenizer", "--vocab", "300", "--data", "data"]) == 0
     assert (tmp_path / "data/train.npy").read_bytes() == (folder / "train.npy").read_bytes()
     assert main([*run, "--tokens", "0.3k", "--device", "cpu"]) == 0
     assert json.loads((tmp_path / "run/result.json").read_text())["finished"]

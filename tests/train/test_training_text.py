@@ -19,9 +19,9 @@ def packages_of(folder: Path) -> dict[str, dict[str, object]]:
     return {package["name"]: package for package in summary["packages"]}
 
 
-def collected(site: Path, out: Path, workers: int = 1) -> dict[str, list[str]]:
+def collected(site: Path, out: Path) -> dict[str, list[str]]:
     """The files of each split."""
-    text.collect(sources.installed_packages([site]), out, workers)
+    text.collect(sources.installed_packages([site]), out)
     return {split: (out / f"{split}.txt").read_bytes().decode().split("\0")[:-1] for split in text.SPLITS}
 
 
@@ -82,14 +82,6 @@ def test_a_large_package_does_not_validate() -> None:
     assert text.split_of("aiohttp", share=0.2) == "train"
 
 
-def test_the_same_text_with_several_processes(tmp_path: Path) -> None:
-    files = {f"some/{number}.py": program(number) for number in range(200)}
-    install(tmp_path / "site", "some", "License-Expression: MIT", files)
-    one, two = (collected(tmp_path / "site", tmp_path / f"{workers}", workers) for workers in (1, 2))
-    assert one == two
-    assert len(one["train"]) == 200
-
-
 def test_of_equal_files_one_is_kept(tmp_path: Path) -> None:
     spaced = program(1).replace("\n    ", "\n\n        ")
     install(tmp_path / "site", "first", "License-Expression: MIT", {"first/a.py": program(1), "first/b.py": program(2)})
@@ -131,11 +123,11 @@ def test_nothing_to_train_on(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder"):
         sources.installed_packages([tmp_path / "missing"])
     with pytest.raises(UsageError, match="no Python files"):
-        text.collect(sources.installed_packages([tmp_path]), tmp_path / "data", workers=1)
+        text.collect(sources.installed_packages([tmp_path]), tmp_path / "data")
     with pytest.raises(UsageError, match="There is no"):
-        vocabulary.prepare(tmp_path / "data", 300, workers=1)
+        vocabulary.prepare(tmp_path / "data", 300)
     with pytest.raises(UsageError, match="cannot have 100 tokens"):
-        vocabulary.prepare(tmp_path / "data", 100, workers=1)
+        vocabulary.prepare(tmp_path / "data", 100)
 
 
 def test_tokens_are_the_text(tmp_path: Path) -> None:
@@ -157,7 +149,7 @@ def test_any_text_survives_the_tokenizer(tmp_path: Path) -> None:
 def test_a_file_that_spells_the_end_of_text_goes_on() -> None:
     learnt = vocabulary.learn([program(1).encode()], 300)
     spelled = b"x = '<|endoftext|>'\n"
-    tokens = vocabulary.tokenised(learnt.to_str(), [spelled, b"y"], workers=1)
+    tokens = vocabulary.tokenised(learnt, [spelled, b"y"])
     end = learnt.token_to_id(vocabulary.END_OF_TEXT)
     assert (tokens == end).sum() == 2
     assert learnt.decode(tokens[:-3].tolist()).encode() == spelled

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heapify, heappop, heappush
+
+import numpy as np
 
 from monolane.program.layout import Layout
 from monolane.program.stage import Output, Program
@@ -83,12 +84,7 @@ def _level(tiles: int, loads: list[int], tile_bytes: int, run_ahead: int) -> lis
     """Tiles per worker. Each tile goes to the worker with the shortest tape, of those that may still get one: a worker
     gets at most an equal share, rounded up, plus ``run_ahead`` bytes."""
     most = -(-tiles // len(loads)) + run_ahead // tile_bytes
-    counts = [0] * len(loads)
-    waiting = [(load, worker) for worker, load in enumerate(loads)]
-    heapify(waiting)
-    for _ in range(tiles):
-        load, worker = heappop(waiting)
-        counts[worker] += 1
-        if counts[worker] < most:
-            heappush(waiting, (load + tile_bytes, worker))
-    return counts
+    # How long each worker's tape is when it gets its first tile, its second, and so on; ties go to the first worker.
+    lengths = np.add.outer(np.array(loads), tile_bytes * np.arange(most))
+    owners = np.argsort(lengths, axis=None, kind="stable")[:tiles] // most
+    return [int(count) for count in np.bincount(owners, minlength=len(loads))]

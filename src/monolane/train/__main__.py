@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from monolane.errors import MonolaneError, UsageError
-from monolane.train.parallel import processors
 from monolane.train.presets import PRESETS
 
 CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"  # in the folder of a run
@@ -33,13 +32,11 @@ def _parser() -> argparse.ArgumentParser:
     data.set_defaults(act=_data)
     data.add_argument("--site", type=Path, action="append", default=[], metavar="FOLDER", help="instead of this one's")
     _add_data(data)
-    _add_workers(data)
 
     tokenizer = commands.add_parser("tokenizer", help="learn a tokenizer from the text, and tokenise it")
     tokenizer.set_defaults(act=_tokenizer)
     tokenizer.add_argument("--vocab", type=int, default=4096, help="tokens")
     _add_data(tokenizer)
-    _add_workers(tokenizer)
 
     run = commands.add_parser("run", help="train one model, or go on with it")
     run.set_defaults(act=_run)
@@ -80,10 +77,6 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), metavar="FOLDER", help="of text and tokens")
 
 
-def _add_workers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=int, default=processors(), help="processes")
-
-
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
     parser.add_argument(
@@ -105,7 +98,7 @@ def _number(text: str) -> int:
 def _data(arguments: argparse.Namespace) -> None:
     from monolane.train import sources, text
 
-    summary = text.collect(sources.installed_packages(arguments.site), arguments.data, _workers(arguments))
+    summary = text.collect(sources.installed_packages(arguments.site), arguments.data)
     for split in text.SPLITS:
         packages = [package for package in summary["packages"] if package["split"] == split]
         files, size = (sum(package[key] for package in packages) for key in ("files", "bytes"))
@@ -116,7 +109,7 @@ def _data(arguments: argparse.Namespace) -> None:
 def _tokenizer(arguments: argparse.Namespace) -> None:
     from monolane.train import text, vocabulary
 
-    summary = vocabulary.prepare(arguments.data, arguments.vocab, _workers(arguments))
+    summary = vocabulary.prepare(arguments.data, arguments.vocab)
     for split in text.SPLITS:
         tokens, size = summary[split]["tokens"], summary[split]["bytes"]
         _say(f"{split}: {tokens:,} tokens of {summary['vocab']:,}, {size / tokens:.2f} bytes each")
@@ -169,12 +162,6 @@ def _report(arguments: argparse.Namespace) -> None:
     print(report.table(models))
     if arguments.picture:
         _say(report.draw(models, arguments.picture))
-
-
-def _workers(arguments: argparse.Namespace) -> int:
-    if arguments.workers < 1:
-        raise UsageError("There must be a process to do the work.", "Choose --workers 1 or more.")
-    return int(arguments.workers)
 
 
 def _require_torch() -> None:

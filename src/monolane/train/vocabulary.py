@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from monolane.cache import atomic_write, sha256_of
 from monolane.errors import UsageError
-from monolane.train.parallel import on_all_processors
 from monolane.train.text import END_OF_FILE, SPLITS
 
 END_OF_TEXT = "<|endoftext|>"
@@ -23,10 +21,10 @@ Tokens = NDArray[np.uint16]
 
 _LEAST, _MOST = 257, 1 << 16  # every byte and END_OF_TEXT; what uint16 can number
 _LEARNT_FROM = 32_000_000  # bytes: more text changes few merges
-_BYTES_AT_A_TIME = 1 << 20  # that one processor tokenises
+_BYTES_AT_A_TIME = 16 << 20  # that are tokenised together, on all processors
 
 
-def prepare(folder: Path, vocab: int, workers: int) -> dict[str, Any]:
+def prepare(folder: Path, vocab: int) -> dict[str, Any]:
     """Learn a tokenizer from the text that ``collect`` wrote, and tokenise all of it; returns ``tokens.json``."""
     if not _LEAST <= vocab <= _MOST:
         raise UsageError(f"A vocabulary cannot have {vocab} tokens.", f"Choose from {_LEAST} to {_MOST}.")
@@ -36,7 +34,7 @@ def prepare(folder: Path, vocab: int, workers: int) -> dict[str, Any]:
         file.write(learnt.to_str(pretty=True).encode())
     summary: dict[str, Any] = {"vocab": learnt.get_vocab_size()}
     for split in SPLITS:
-        tokens = tokenised(learnt.to_str(), texts[split], workers)
+        tokens = tokenised(learnt, texts[split])
         with atomic_write(folder / f"{split}.npy") as file:
             np.save(file, tokens, allow_pickle=False)
         summary[split] = {"tokens": tokens.size, "bytes": sum(map(len, texts[split]))}
@@ -62,10 +60,17 @@ def learn(texts: Sequence[bytes], vocab: int) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def tokenised(tokenizer: str, texts: Sequence[bytes], workers: int) -> Tokens:
-    """All texts, each followed by END_OF_TEXT; ``tokenizer`` is what tokenizer.json contains."""
-    parts = on_all_processors(partial(_encoded, tokenizer), _groups(texts), workers)
-    return np.concatenate([np.frombuffer(part, np.uint16) for part in parts])
+def tokenised(tokenizer: tokenizers.Tokenizer, texts: Sequence[bytes]) -> Tokens:
+    """All texts, each followed by END_OF_TEXT."""
+    tokenizer.encode_special_tokens = True  # a file that spells END_OF_TEXT does not end there
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    return np.concatenate(
+        [
+            np.array([*encoded.ids, end], np.uint16)
+            for group in _groups(texts)
+            for encoded in tokenizer.encode_batch_fast([text.decode() for text in group])
+        ]
+    )
 
 
 def _texts(path: Path) -> list[bytes]:
@@ -86,16 +91,3 @@ def _groups(texts: Sequence[bytes]) -> Iterator[list[bytes]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def _encoded(tokenizer: str, texts: Sequence[bytes]) -> bytes:
-    backend = _opened(tokenizer)
-    end = backend.token_to_id(END_OF_TEXT)
-    return b"".join(np.array([*backend.encode(text.decode()).ids, end], np.uint16).tobytes() for text in texts)
-
-
-@lru_cache(maxsize=1)
-def _opened(tokenizer: str) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer.from_str(tokenizer)
-    backend.encode_special_tokens = True  # a file that spells END_OF_TEXT does not end there
-    return backend

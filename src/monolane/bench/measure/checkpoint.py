@@ -18,9 +18,10 @@ ROWS_AT_A_TIME = 1024  # of a matrix, generated and written
 
 def write(config: ModelConfig, folder: Path) -> int:
     """Write config.json, model.safetensors and tokenizer.json; returns the bytes of the weights."""
-    if any(config.windows):
+    if any(config.windows) or config.lanes:
         raise UsageError(
-            "A model folder cannot be written for a shape with attention windows.", "Choose a shape without windows."
+            "A model folder cannot be written for a shape with attention windows or lanes.",
+            "Choose a shape without them.",
         )
     entries: dict[str, dict[str, Any]] = {}
     size = 0

@@ -38,8 +38,9 @@ def choose_card(device: str, workers: int | None, named: str | None = None) -> C
     return Card(gpu.name, gpu.processors, gpu.shared_limit, gpu.architecture)
 
 
-def plan_for(config: ModelConfig, card: Card, lanes: int = 1) -> Plan:
-    return cuda_plan(config, card.workers, lanes)
+def plan_for(config: ModelConfig, card: Card, lanes: int | None = None) -> Plan:
+    """``lanes``: None for one, or a Laneformer's own."""
+    return cuda_plan(config, card.workers, lanes or (config.lanes.count if config.lanes else 1))
 
 
 def report(plan: Plan, context: int, card: Card) -> str:
