@@ -44,12 +44,9 @@ LANEFORMER = replace(
     qk_norm=False, lanes=LaneConfig(2, delay=1),
 )  # fmt: skip
 MODELS = {"one lane": (MODEL, 1), "two lanes": (LANEFORMER, 2)}
+PROMPTS = {"one lane": 70, "two lanes": 20}  # tokens of the longer one: several splits of the context need no lanes
 # Prefill and decode passes, one and several splits of the context, and every way to choose a token.
 DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, frequency_penalty=0.3, logit_bias=((5, 2.0), (90, -3.0)))
-REQUESTS = (
-    Request(range(18), 0, 3, frozenset(), Sampling()),
-    Request(range(70), 0, 2, frozenset(), DRAWN, 2),
-)
 
 
 LOST = "monolane_lost"  # a variable of a library whose synchronisation can be lost: what is lost, by number
@@ -66,7 +63,8 @@ def main(name: str, library: Path, lost: int | None = None) -> None:
     config, lanes = MODELS[name]
     weights = MadeUpWeights(config)
     target = EmulatedTarget(config, weights, WORKERS * lanes, delay_permille=5, library=library, lanes=lanes)
-    for request in REQUESTS:
+    shorter = Request(range(18), 0, 3, frozenset(), Sampling())
+    for request in (shorter, Request(range(PROMPTS[name]), 0, 2, frozenset(), DRAWN, 2)):
         tokens, outcome = target.run(request)
         assert outcome.status == structs.Status.LENGTH_REACHED
         assert len(tokens) == request.max_tokens
