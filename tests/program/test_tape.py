@@ -20,7 +20,7 @@ from monolane.program.interpret import Interpreter
 from monolane.program.layout import Layout
 from monolane.program.plan import make_plan
 from monolane.program.tape import Tape, allocate_tape, matrix_rows, pack_tape
-from monolane.program.tape_store import load_tape
+from monolane.program.tape_store import load_lanes
 from monolane.progress import Silent
 from random_models import CASES, random_model
 
@@ -57,8 +57,8 @@ class Watched:
 
 
 def load(weights: Watched, workers: int = 2, layout: Layout = LAYOUT) -> Tape:
-    plan = make_plan(build_program(random_model(CASES[0]).config), layout, workers)
-    tape = load_tape(plan, weights, zeros, Silent())
+    config = random_model(CASES[0]).config
+    (tape,) = load_lanes(make_plan(build_program(config), layout, workers), weights, config, zeros, Silent())
     finish_keeping()
     return tape
 
@@ -152,7 +152,7 @@ def test_another_file_of_equal_size_and_time_is_packed_anew(tmp_path: Path, repl
         config, weights = open_folder(folder)
         assert weights.widened
         plan = make_plan(build_program(config), LAYOUT, 2)
-        tape = load_tape(plan, weights, zeros, Silent())
+        (tape,) = load_lanes(plan, weights, config, zeros, Silent())
         finish_keeping()
         fresh = allocate_tape(plan, weights, zeros)
         pack_tape(fresh, weights)

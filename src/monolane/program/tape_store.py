@@ -44,14 +44,6 @@ def load_lanes(
     return tuple(tapes)
 
 
-def load_tape(plan: Plan, weights: Weights, allocate: Allocate, progress: Progress) -> Tape:
-    """The tape of a plan with one lane."""
-    tape = allocate_tape(plan, weights, allocate)
-    with bar(progress, _size(tape), "loading"):
-        _load(tape, weights, progress)
-    return tape
-
-
 def _load(tape: Tape, weights: Weights, progress: Progress) -> None:
     """Fill a tape: from the cache where it was kept, else from the weights."""
     pieces, size = list(_pieces(tape)), _size(tape)
