@@ -13,7 +13,7 @@ from monolane.program.plan import Plan
 from monolane.program.stage import Attend, Merge, Norm, Output, Plain, Program, Project, Stage, Vector
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
-from monolane.target.cuda.constants import FRAGMENT_BYTES, WARPGROUP_WARPS, WARPGROUPS
+from monolane.target.cuda.constants import DECODE_BATCH, FRAGMENT_BYTES, WARPGROUP_WARPS, WARPGROUPS
 from monolane.target.cuda.exchange import any_late, exchanging
 from monolane.target.generate import OUTPUTS, literal
 
@@ -99,10 +99,18 @@ def _max_tiles(plan: Plan, stage: Project) -> int:
     return max(tape[number].tiles for tape in plan.segments for number in alike)
 
 
-def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int) -> int:
+def chunk_tiles(plan: Plan, stage: Project) -> int:
+    """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so that
+    both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot."""
+    most = min(slot_fragments(plan) // _fragments(plan, stage), _max_tiles(plan, stage) // WARPGROUPS, DECODE_BATCH)
+    return 1 << max(most, 1).bit_length() - 1
+
+
+def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int, tiles: int) -> int:
     """Chunks that a warpgroup loads to registers ahead: as many as registers allow, and at most its share."""
-    own = -(-plan.layout.tiles(stage) // plan.workers) * chunks
-    return max(1, min(MAX_AHEAD, FRAGMENTS_AHEAD // -(-chunk_fragments // WARPGROUP_WARPS), -(-own // WARPGROUPS)))
+    own = -(-(-(-plan.layout.tiles(stage) // plan.workers) * chunks) // tiles)
+    of_warp = tiles * -(-chunk_fragments // WARPGROUP_WARPS)
+    return max(1, min(MAX_AHEAD, FRAGMENTS_AHEAD // of_warp, -(-own // WARPGROUPS)))
 
 
 def _in_flight_limits(stage: Project, chunk_bytes: int, factor: float) -> str:
@@ -182,6 +190,7 @@ def _specialization(
     buffers = {buffer.name: place for place, buffer in enumerate(plan.program.buffers)}
     fragments = _fragments(plan, stage)
     chunks, chunk_fragments = cut(fragments, slot_fragments(plan))
+    tiles = chunk_tiles(plan, stage)
     norm = stage.input if isinstance(stage.input, Norm) else None
     fields = {
         "int kIndex": number,
@@ -195,10 +204,11 @@ def _specialization(
         "int kFragments": fragments,
         "int kChunks": chunks,
         "int kChunkFragments": chunk_fragments,
+        "int kChunkTiles": tiles,
         "int kMaxTiles": _max_tiles(plan, stage),
-        "int kAhead": _ahead(plan, stage, chunks, chunk_fragments),
+        "int kAhead": _ahead(plan, stage, chunks, chunk_fragments, tiles),
         "InFlightLimits kInFlight": _in_flight_limits(
-            stage, chunk_fragments * FRAGMENT_BYTES, LATE_LANES if any_late(plan.program) else 1.0
+            stage, tiles * chunk_fragments * FRAGMENT_BYTES, LATE_LANES if any_late(plan.program) else 1.0
         ),
         "Output kOutput": f"Output::{OUTPUTS[stage.output]}",
         "bool kMergesSplits": str(isinstance(stage.input, Merge)).lower(),

@@ -34,8 +34,8 @@
 
 namespace monolane {
 
-// Which chunks of a matrix a warpgroup takes. Where a tile is one chunk, the warpgroups take turns tile by tile. Otherwise a tile has the same number
-// of chunks for each warpgroup, and a warpgroup takes every kWarpgroups-th chunk, the same ones of every tile.
+// Which chunks of a matrix a warpgroup takes. Where a tile is one chunk, or several tiles are, the warpgroups take turns chunk by chunk. Otherwise a
+// tile has the same number of chunks for each warpgroup, and a warpgroup takes every kWarpgroups-th chunk, the same ones of every tile.
 template <class P>
 struct WarpgroupShare {
   static constexpr int kFragments = P::kFragments, kChunks = P::kChunks, kChunkFragments = P::kChunkFragments;
@@ -44,8 +44,7 @@ struct WarpgroupShare {
   static_assert(kWholeTiles || kChunks % kWarpgroups == 0, "a warpgroup's chunks are the same ones of every tile");
   static_assert(P::kTileRows * kKBlocks == kMmaCols, "a fragment fills all columns of B");
   static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
-  static constexpr int kTileStep = kWholeTiles ? kWarpgroups : 1;                     // from one of its tiles to the next
-  static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a chunk for one warp
+  static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a chunk's tile for one warp
   static constexpr bool kEqualChunks = kChunks * kChunkFragments == kFragments;
 
   MONOLANE_DEVICE static int fragments_of(int chunk) { return min(kChunkFragments, kFragments - chunk * kChunkFragments); }
@@ -191,12 +190,14 @@ MONOLANE_DEVICE float* sums_at(int tile, int part, int warp) {
   return first + ((tile * kWarpgroups + part) * kWarpgroupWarps + warp) * kInputRows * kMmaCols;
 }
 
-// Adds up the four accumulators, stores the part of C that counts at `to` (or adds it to what earlier chunks of the tile have left there, if `add`),
-// and clears the accumulators for the next tile. Thread 4g + t holds columns 2t and 2t + 1 of C: of row g in sums[.][0..1], of row g + 8 in
+// Adds up the four accumulators, stores the part of C that counts at `to` (or adds it to what earlier chunks of the tile have left there, if `add`;
+// or does neither, unless `exists`), and clears the accumulators for the next tile. Thread 4g + t holds columns 2t and 2t + 1 of C: of row g in sums[.][0..1], of row g + 8 in
 // sums[.][2..3].
 template <int kKBlocks, int kInputRows>
-MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], bool add) {
-  const auto store = [&](int at, float v) { to[at] = add ? to[at] + v : v; };
+MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], bool add, bool exists) {
+  const auto store = [&](int at, float v) {
+    if (exists) to[at] = add ? to[at] + v : v;
+  };
   const int row = lane_index / 4, column = lane_index % 4 * 2;
   const bool right = kKBlocks > 1 && column >= kMmaCols / 2;  // columns 4-7 of a half tile: MMAs with the second k-block count
   if (kInputRows > 1) {
@@ -272,17 +273,21 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   constexpr int kAhead = kPrefill ? 1 : P::kAhead;  // chunks in registers
   constexpr bool kOneBatch = P::kMaxTiles <= kBatch;
   constexpr bool kByChunks = kInputRows > 1 && S::kOwnChunks > 1;  // the same chunk of all tiles of a batch, then the next chunk
+  constexpr int kTiles = kPrefill ? 1 : P::kChunkTiles;            // of a chunk
+  static_assert(kTiles == 1 || (S::kWholeTiles && kBatch % kTiles == 0), "a chunk of several tiles has whole ones, and lies in one batch");
   // Inputs stay in registers where all chunks of this warpgroup have the same input (1 row), or where they would come from L2 (16 rows).
   constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged : S::kOwnChunks == 1;
   constexpr int kChunkCols = S::kChunkFragments * P::kFragmentCols;
   const int lane_index = lane_id(), warp = warp_id() % kWarpgroupWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
   const uint16_t* thread_x = x + (kInputRows > 1 ? lane_index / 4 * stride : 0) + lane_index % 4 * 8 + warp * P::kFragmentCols + part * kChunkCols;
-  const int own_chunks = S::kWholeTiles ? cursor.own_chunks(tiles) : tiles * S::kOwnChunks;  // of this warpgroup
-  int unloaded = own_chunks;                                                                 // of them, not in registers yet
+  const int chunks = kTiles > 1 ? divide_up(tiles, kTiles) : tiles * S::kChunks;
+  const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : tiles * S::kOwnChunks;  // of this warpgroup
+  int unloaded = own_chunks;                                                                  // of them, not in registers yet
+  using Weights = Word4[kTiles][S::kWarpFragments];
   // Zeroed: otherwise the compiler keeps what the stage before has left in these registers alive up to here, and spills.
-  Word4 weights0[S::kWarpFragments] = {}, weights1[S::kWarpFragments] = {}, weights2[S::kWarpFragments] = {};
-  const auto load_next = [&](Word4 (&weights)[S::kWarpFragments]) {
-    if (unloaded > 0) cursor.load_chunk(weights, warp, lane_index), unloaded--;
+  Weights weights0 = {}, weights1 = {}, weights2 = {};
+  const auto load_next = [&](Weights& weights) {
+    if (unloaded > 0) cursor.template load_chunk<S::kFragments>(weights, warp, lane_index), unloaded--;
   };
   load_next(weights0);
   if (kAhead > 1) load_next(weights1);
@@ -292,7 +297,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   note_wait(kWaitCopy);
   float sums[4][4] = {};
   int first = 0, count = min(kBatch, tiles);             // the first tile of the batch, and how many it has
-  int tile = S::kWholeTiles ? warpgroup : 0, chunk = 0;  // tile of the batch; chunk of the tile, counted among those of this warpgroup
+  int tile = S::kWholeTiles ? warpgroup * kTiles : 0, chunk = 0;  // tile of the batch; chunk of the tile, counted among those of this warpgroup
   KeptInputs<P, kInputRows> kept;
   const auto inputs = [&] { return thread_x + (S::kOwnChunks > 1 ? chunk * kWarpgroups * kChunkCols : 0); };
   const auto fragments = [&] { return S::fragments_of((S::kOwnChunks > 1 ? chunk * kWarpgroups : 0) + part); };
@@ -312,7 +317,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   // is only one batch, end_batch() is called once after the loop and not in here: step() is inlined once for each chunk in registers, and a jump
   // over another copy of end_batch() waits for instructions that are not in the instruction cache.
   int steps_left = own_chunks;
-  const auto step = [&](Word4 (&weights)[S::kWarpFragments]) {
+  const auto step = [&](Weights& weights) {
     if (kOneBatch && !steps_left--) return false;
     while (!kOneBatch && tile >= count) {
       if (kByChunks && ++chunk < S::kOwnChunks) {
@@ -324,16 +329,23 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
       if (kByChunks) keep_inputs();
     }
     if (kOneBatch && kByChunks && tile >= count) tile = 0, chunk++, keep_inputs();
+    // Of several tiles all but the last are done here. Behind a short chunk its slot holds older tiles: their sums are not stored.
+#pragma unroll
+    for (int i = 0; i + 1 < kTiles; i++) {
+      kept.inputs.multiply(weights[i], fragments(), warp, sums);
+      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(tile + i, part, warp), lane_index, sums, false, tile + i < count);
+    }
     if constexpr (kKeepsInputs)
-      kept.inputs.multiply(weights, fragments(), warp, sums);
+      kept.inputs.multiply(weights[kTiles - 1], fragments(), warp, sums);
     else if constexpr (kInputRows == 1)
-      multiply_one<P, 0>(weights, inputs(), fragments(), warp, sums);
+      multiply_one<P, 0>(weights[0], inputs(), fragments(), warp, sums);
     else
-      multiply_staged<P>(weights, inputs(), stride, fragments(), warp, sums);
+      multiply_staged<P>(weights[0], inputs(), stride, fragments(), warp, sums);
     load_next(weights);
     if (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
-      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(tile, part, warp), lane_index, sums, kByChunks && chunk > 0);
-      tile += S::kTileStep;
+      const int last = tile + kTiles - 1;
+      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(last, part, warp), lane_index, sums, kByChunks && chunk > 0, kTiles == 1 || last < count);
+      tile += S::kWholeTiles ? kWarpgroups * kTiles : 1;
       if (!kByChunks) chunk = 0;
     }
     return true;
@@ -342,7 +354,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   while (step(weights0) && (kAhead < 2 || step(weights1)) && (kAhead < 3 || step(weights2))) {
   }
   if (kOneBatch) end_batch();
-  cursor.skip(tiles * S::kChunks);
+  cursor.skip(chunks);
 }
 
 }  // namespace monolane

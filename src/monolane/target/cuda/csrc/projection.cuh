@@ -22,6 +22,7 @@ struct InFlightLimits {
 //   kTileRows, kFragmentCols rows of a tile and columns (k) of a fragment: 8 x 32, or 4 x 64 in half tiles
 //   kFragments               fragments of a tile
 //   kChunks, kChunkFragments how a tile is cut along k into chunks that fit a slot of the ring
+//   kChunkTiles              tiles of a chunk in a decode pass: several where tiles are small and not cut
 //   kMaxTiles                most tiles that one worker owns
 //   kAhead                   chunks that a warpgroup holds in registers ahead of their use
 //   kInFlight                its in-flight limits

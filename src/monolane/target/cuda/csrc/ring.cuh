@@ -80,11 +80,19 @@ class Producer {
       return true;
   }
 
-  // The order for one row: tile after tile, each with all its chunks.
+  // The order for one row: tile after tile, each with all its chunks; or several whole tiles in each chunk.
   template <class P>
   MONOLANE_DEVICE bool copy_tiles(const uint8_t*& tape, int tiles) {
-    constexpr int kFragments = P::kFragments, kChunkFragments = P::kChunkFragments;
+    constexpr int kFragments = P::kFragments, kChunkFragments = P::kChunkFragments, kTiles = kPrefill ? 1 : P::kChunkTiles;
     int chunk = 0;
+    if constexpr (kTiles > 1) {
+      for (; tiles > 0; tiles -= kTiles) {
+        const uint32_t bytes = min(kTiles, tiles) * kFragments * kFragmentBytes;
+        if (!copy_chunk(tape, bytes, in_flight_limit<P>(chunk++))) return false;
+        tape += bytes;
+      }
+      return true;
+    }
     for (int tile = 0; tile < tiles; tile++)
       for (int left = kFragments; left > 0; left -= kChunkFragments) {
         const uint32_t bytes = min(kChunkFragments, left) * kFragmentBytes;
@@ -198,14 +206,20 @@ struct Cursor {
   MONOLANE_DEVICE Cursor() : order(warp_id() / kWarpgroupWarps) { place.advance(order); }
 
   // Waits for the warpgroup's next chunk, loads this warp's fragments of it into registers and releases the slot. `warp` is the index of the
-  // warp in its warpgroup; its fragments are `warp`, `warp` + 4, `warp` + 8, … of the chunk.
-  template <int kFragments>
-  MONOLANE_DEVICE void load_chunk(Word4 (&weights)[kFragments], int warp, int lane_index) {
+  // warp in its warpgroup; its fragments are `warp`, `warp` + 4, `warp` + 8, … of the chunk or, where the chunk has kTiles tiles of kTileFragments
+  // fragments, of each tile.
+  template <int kTileFragments, int kTiles, int kFragments>
+  MONOLANE_DEVICE void load_chunk(Word4 (&weights)[kTiles][kFragments], int warp, int lane_index) {
     const Word4* from = reinterpret_cast<const Word4*>(await()) + warp * 32 + lane_index;
-    // Fragments behind the end of a short chunk are loaded, too: a load is cheaper than a condition, and they are not used.
+    // Fragments behind the end of a short chunk or tile are loaded, too: a load is cheaper than a condition, and they are not used.
+    uint32_t loaded = 0;
 #pragma unroll
-    for (int j = 0; j < kFragments; j++) weights[j] = from[j * kWarpgroupWarps * 32];
-    release(load_dependency<kFragments>(weights));
+    for (int tile = 0; tile < kTiles; tile++) {
+#pragma unroll
+      for (int j = 0; j < kFragments; j++) weights[tile][j] = from[(tile * kTileFragments + j * kWarpgroupWarps) * 32];
+      loaded ^= load_dependency<kFragments>(weights[tile]);
+    }
+    release(loaded);
   }
 
   // Waits for the warpgroup's next chunk and returns its address.
