@@ -109,7 +109,9 @@ def chunk_tiles(plan: Plan, stage: Project) -> int:
 def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int, tiles: int) -> int:
     """Chunks that a warpgroup loads to registers ahead: as many as registers allow, and at most its share."""
     own = -(-(-(-plan.layout.tiles(stage) // plan.workers) * chunks) // tiles)
-    of_warp = tiles * -(-chunk_fragments // WARPGROUP_WARPS)
+    teams = min(tiles, WARPGROUP_WARPS)  # of warps, which take the tiles of a chunk (csrc/project.cuh)
+    shares = -(-min(chunk_fragments, WARPGROUP_WARPS) * teams // WARPGROUP_WARPS)  # of a tile for one warp
+    of_warp = tiles // teams * shares * -(-chunk_fragments // WARPGROUP_WARPS)
     return max(1, min(MAX_AHEAD, FRAGMENTS_AHEAD // of_warp, -(-own // WARPGROUPS)))
 
 

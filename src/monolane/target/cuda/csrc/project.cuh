@@ -36,33 +36,40 @@ namespace monolane {
 
 // Which chunks of a matrix a warpgroup takes. Where a tile is one chunk, or several tiles are, the warpgroups take turns chunk by chunk. Otherwise a
 // tile has the same number of chunks for each warpgroup, and a warpgroup takes every kWarpgroups-th chunk, the same ones of every tile.
-template <class P>
+//
+// The fragments of a chunk's tile are dealt out to four shares one by one, and every share has its own sums. Where a chunk is one tile, each warp of the
+// warpgroup has a share. Where it has several, teams of kTileWarps warps take the tiles, so that all of them are multiplied at the same time, and a
+// warp has kWarpShares shares. So the order of a sum does not depend on the number of tiles in a chunk.
+template <class P, int kChunkTiles>
 struct WarpgroupShare {
+  static constexpr int kShares = lesser(P::kChunkFragments, kWarpgroupWarps);  // that have any fragments
+  static constexpr int kTileWarps = kWarpgroupWarps / lesser(kChunkTiles, kWarpgroupWarps), kTeams = kWarpgroupWarps / kTileWarps;
+  static constexpr int kTeamTiles = kChunkTiles / kTeams, kWarpShares = divide_up(kShares, kTileWarps);
+  static_assert(kTeamTiles * kTeams == kChunkTiles, "every team has as many tiles");
   static constexpr int kFragments = P::kFragments, kChunks = P::kChunks, kChunkFragments = P::kChunkFragments;
   static constexpr int kKBlocks = P::kFragmentCols / kKBlock;  // of a fragment: 1, or 2 in half tiles
   static constexpr bool kWholeTiles = kChunks == 1;
   static_assert(kWholeTiles || kChunks % kWarpgroups == 0, "a warpgroup's chunks are the same ones of every tile");
   static_assert(P::kTileRows * kKBlocks == kMmaCols, "a fragment fills all columns of B");
   static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
-  static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a chunk's tile for one warp
+  static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a share
   static constexpr bool kEqualChunks = kChunks * kChunkFragments == kFragments;
 
   MONOLANE_DEVICE static int fragments_of(int chunk) { return min(kChunkFragments, kFragments - chunk * kChunkFragments); }
 
-  // Whether a warp (0 to 3, within its warpgroup) has a j-th fragment in a chunk of `fragments`: fragments go to the four warps one by one. Behind a
-  // short chunk its slot still holds bytes of an earlier chunk. They must not be multiplied, not even by zero: zero times infinity is NaN.
-  MONOLANE_DEVICE static bool has(int j, int fragments, int warp) {
+  // Whether a share (0 to 3) has a j-th fragment in a chunk's tile of `fragments`. Behind a short chunk its slot still holds bytes of an earlier
+  // chunk. They must not be multiplied, not even by zero: zero times infinity is NaN.
+  MONOLANE_DEVICE static bool has(int j, int fragments, int share) {
     return (kEqualChunks && (j + 1) * kWarpgroupWarps <= kChunkFragments) ||
-           j * kWarpgroupWarps + warp < (kEqualChunks ? kChunkFragments : fragments);
+           j * kWarpgroupWarps + share < (kEqualChunks ? kChunkFragments : fragments);
   }
 };
 
 // --- 1 row ---
 
 // A warp's A operands for its fragments [kFirst, kFirst + kCount) of a chunk: one per k-block.
-template <class P, int kFirst, int kCount>
+template <class S, int kFirst, int kCount>
 struct DecodeInputs {
-  using S = WarpgroupShare<P>;
   Word4 values[kCount * S::kKBlocks];
 
   // `from`: this thread's address in the input of the chunk.
@@ -91,14 +98,13 @@ struct DecodeInputs {
 };
 
 // Multiplies a warp's fragments of a chunk, from kFirst on, with inputs that are loaded from shared memory for this chunk, 8 operands at a time.
-template <class P, int kFirst>
-MONOLANE_DEVICE void multiply_one(const Word4 (&weights)[WarpgroupShare<P>::kWarpFragments], const uint16_t* from, int fragments, int warp,
-                                  float (&sums)[4][4]) {
-  constexpr int kTogether = 8 / WarpgroupShare<P>::kKBlocks, kCount = lesser(kTogether, WarpgroupShare<P>::kWarpFragments - kFirst);
-  DecodeInputs<P, kFirst, kCount> inputs;
+template <class S, int kFirst>
+MONOLANE_DEVICE void multiply_one(const Word4 (&weights)[S::kWarpFragments], const uint16_t* from, int fragments, int warp, float (&sums)[4][4]) {
+  constexpr int kTogether = 8 / S::kKBlocks, kCount = lesser(kTogether, S::kWarpFragments - kFirst);
+  DecodeInputs<S, kFirst, kCount> inputs;
   inputs.load(from, fragments, warp);
   inputs.multiply(weights, fragments, warp, sums);
-  if constexpr (kFirst + kCount < WarpgroupShare<P>::kWarpFragments) multiply_one<P, kFirst + kCount>(weights, from, fragments, warp, sums);
+  if constexpr (kFirst + kCount < S::kWarpFragments) multiply_one<S, kFirst + kCount>(weights, from, fragments, warp, sums);
 }
 
 // --- up to 16 rows ---
@@ -119,9 +125,8 @@ MONOLANE_DEVICE void words_of(const Word4 (&pieces)[kKBlocks], int k_block, int 
 
 // A warp's inputs for its fragments [first, first + kCount) of a chunk. They are loaded together, so that the MMAs do not wait for one load after the
 // other. Thread 4g + t holds row g of the pass in `upper` and row g + 8 in `lower`.
-template <class P, bool kStaged, int kCount>
+template <class S, bool kStaged, int kCount>
 struct PrefillInputs {
-  using S = WarpgroupShare<P>;
   Word4 upper[kCount][S::kKBlocks], lower[kCount][S::kKBlocks];
 
   MONOLANE_DEVICE void load(const uint16_t* from, int stride, int fragments, int warp, int first = 0) {
@@ -154,35 +159,35 @@ struct PrefillInputs {
 };
 
 // Multiplies a warp's fragments of a chunk with inputs from shared memory. They are loaded again for every tile, a few fragments at a time.
-template <class P>
-MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[WarpgroupShare<P>::kWarpFragments], const uint16_t* from, int stride, int fragments,
-                                     int warp, float (&sums)[4][4]) {
-  constexpr int kTogether = divide_up(2, WarpgroupShare<P>::kKBlocks);
+template <class S>
+MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[S::kWarpFragments], const uint16_t* from, int stride, int fragments, int warp,
+                                     float (&sums)[4][4]) {
+  constexpr int kTogether = divide_up(2, S::kKBlocks);
 #pragma unroll
-  for (int first = 0; first < WarpgroupShare<P>::kWarpFragments; first += kTogether) {
-    PrefillInputs<P, true, kTogether> inputs;
+  for (int first = 0; first < S::kWarpFragments; first += kTogether) {
+    PrefillInputs<S, true, kTogether> inputs;
     inputs.load(from, stride, fragments, warp, first);
     inputs.multiply(weights, fragments, warp, sums, first);
   }
 }
 
 // Inputs that a warp keeps in registers from one tile to the next: of all its fragments of a chunk. kInputRows: 1 or kPassRows.
-template <class P, int kInputRows>
+template <class S, int kInputRows>
 struct KeptInputs {
-  PrefillInputs<P, false, WarpgroupShare<P>::kWarpFragments> inputs;
+  PrefillInputs<S, false, S::kWarpFragments> inputs;
 
   MONOLANE_DEVICE void load(const uint16_t* from, int stride, int fragments, int warp) { inputs.load(from, stride, fragments, warp); }
 };
-template <class P>
-struct KeptInputs<P, 1> {
-  DecodeInputs<P, 0, WarpgroupShare<P>::kWarpFragments> inputs;
+template <class S>
+struct KeptInputs<S, 1> {
+  DecodeInputs<S, 0, S::kWarpFragments> inputs;
 
   MONOLANE_DEVICE void load(const uint16_t* from, int, int fragments, int warp) { inputs.load(from, fragments, warp); }
 };
 
 // --- sums ---
 
-// The sums of a batch lie in shared memory as [tile of the batch][part][warp of its warpgroup][row of the pass][column of C], fp32. `part` is the
+// The sums of a batch lie in shared memory as [tile of the batch][part][share][row of the pass][column of C], fp32. `part` is the
 // warpgroup where all warpgroups take chunks of a tile, else 0.
 template <int kInputRows>
 MONOLANE_DEVICE float* sums_at(int tile, int part, int warp) {
@@ -229,14 +234,14 @@ MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], 
 
 // The dot product of one output row of a tile with one row of the pass: the sums of all parts and warps, in order. In half tiles columns output_row
 // and output_row + 4 of C belong to the same output row.
-template <class P, int kInputRows>
+template <class P, class S, int kInputRows>
 MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
   constexpr int kRows = P::kTileRows;
   const float* from = sums_at<kInputRows>(tile, 0, 0) + row * kMmaCols + output_row;
   float total = 0.0f;
 #pragma unroll
   for (int i = 0; i < lesser(P::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += kInputRows * kMmaCols)
-    total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
+    if (i % kWarpgroupWarps < S::kShares) total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
   return total;
 }
 
@@ -245,7 +250,7 @@ template <class P>
 constexpr int kRowsOfTile = P::kOutput == Output::kGate ? P::kTileRows / 2 : P::kTileRows;
 
 // Calls `finish` for every result of a batch: tiles [first, first + count), of which the sums lie in shared memory, and `rows` rows of the pass.
-template <class P, int kInputRows, class Finish>
+template <class P, class S, int kInputRows, class Finish>
 MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, Finish finish) {
   constexpr bool kGate = P::kOutput == Output::kGate;
   constexpr int kPerTile = kRowsOfTile<P>;
@@ -253,8 +258,8 @@ MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, F
   for (int i = thread_id(); i < count * kInputRows * kPerTile; i += kConsumers) {
     const int output_row = i % kPerTile, row = i / kPerTile % kInputRows, tile = i / (kPerTile * kInputRows);
     if (row >= rows) continue;
-    const float sum = row_sum<P, kInputRows>(tile, kGate ? 2 * output_row : output_row, row);
-    const float second = kGate ? row_sum<P, kInputRows>(tile, 2 * output_row + 1, row) : 0.0f;
+    const float sum = row_sum<P, S, kInputRows>(tile, kGate ? 2 * output_row : output_row, row);
+    const float second = kGate ? row_sum<P, S, kInputRows>(tile, 2 * output_row + 1, row) : 0.0f;
     finish((first + tile) * kPerTile + output_row, row, sum, second, scale);
   }
 }
@@ -268,26 +273,28 @@ MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, F
 // of this worker, and where the projection is a gate, the two sums are those of the gate row and of the up row.
 template <bool kPrefill, class P, int kInputRows, bool kStaged, class Prepare, class Finish>
 MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t* x, int stride, int rows, Prepare prepare, Finish finish) {
-  using S = WarpgroupShare<P>;
+  constexpr int kTiles = kPrefill ? 1 : P::kChunkTiles;  // of a chunk
+  using S = WarpgroupShare<P, kTiles>;
   constexpr int kBatch = kInputRows > 1 ? kPrefillBatch : kDecodeBatch;
   constexpr int kAhead = kPrefill ? 1 : P::kAhead;  // chunks in registers
   constexpr bool kOneBatch = P::kMaxTiles <= kBatch;
   constexpr bool kByChunks = kInputRows > 1 && S::kOwnChunks > 1;  // the same chunk of all tiles of a batch, then the next chunk
-  constexpr int kTiles = kPrefill ? 1 : P::kChunkTiles;            // of a chunk
   static_assert(kTiles == 1 || (S::kWholeTiles && kBatch % kTiles == 0), "a chunk of several tiles has whole ones, and lies in one batch");
   // Inputs stay in registers where all chunks of this warpgroup have the same input (1 row), or where they would come from L2 (16 rows).
   constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged : S::kOwnChunks == 1;
   constexpr int kChunkCols = S::kChunkFragments * P::kFragmentCols;
-  const int lane_index = lane_id(), warp = warp_id() % kWarpgroupWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
+  const int lane_index = lane_id(), warp = warp_id() % S::kTileWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
   const uint16_t* thread_x = x + (kInputRows > 1 ? lane_index / 4 * stride : 0) + lane_index % 4 * 8 + warp * P::kFragmentCols + part * kChunkCols;
+  const int team = kTiles > 1 ? warp_id() % kWarpgroupWarps / S::kTileWarps : 0;
   const int chunks = kTiles > 1 ? divide_up(tiles, kTiles) : tiles * S::kChunks;
   const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : tiles * S::kOwnChunks;  // of this warpgroup
   int unloaded = own_chunks;                                                                  // of them, not in registers yet
-  using Weights = Word4[kTiles][S::kWarpFragments];
+  constexpr int kUnits = S::kTeamTiles * S::kWarpShares;  // shares of tiles that a warp has of a chunk
+  using Weights = Word4[kUnits][S::kWarpFragments];
   // Zeroed: otherwise the compiler keeps what the stage before has left in these registers alive up to here, and spills.
   Weights weights0 = {}, weights1 = {}, weights2 = {};
   const auto load_next = [&](Weights& weights) {
-    if (unloaded > 0) cursor.template load_chunk<S::kFragments>(weights, warp, lane_index), unloaded--;
+    if (unloaded > 0) cursor.template load_chunk<S>(weights, team, warp, lane_index), unloaded--;
   };
   load_next(weights0);
   if (kAhead > 1) load_next(weights1);
@@ -297,17 +304,20 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   note_wait(kWaitCopy);
   float sums[4][4] = {};
   int first = 0, count = min(kBatch, tiles);             // the first tile of the batch, and how many it has
-  int tile = S::kWholeTiles ? warpgroup * kTiles : 0, chunk = 0;  // tile of the batch; chunk of the tile, counted among those of this warpgroup
-  KeptInputs<P, kInputRows> kept;
+  int tile = S::kWholeTiles ? warpgroup * kTiles : 0, chunk = 0;  // first tile of the chunk in the batch; chunk of the tile, counted among those of this warpgroup
+  KeptInputs<S, kInputRows> kept[S::kWarpShares];
   const auto inputs = [&] { return thread_x + (S::kOwnChunks > 1 ? chunk * kWarpgroups * kChunkCols : 0); };
   const auto fragments = [&] { return S::fragments_of((S::kOwnChunks > 1 ? chunk * kWarpgroups : 0) + part); };
   const auto keep_inputs = [&] {
-    if constexpr (kKeepsInputs) kept.load(inputs(), stride, fragments(), warp);
+    if constexpr (kKeepsInputs)
+#pragma unroll
+      for (int i = 0; i < S::kWarpShares; i++)
+        kept[i].load(inputs() + i * S::kTileWarps * P::kFragmentCols, stride, fragments(), warp + i * S::kTileWarps);
   };
   keep_inputs();
   const auto end_batch = [&] {
     sync_consumers();
-    finish_batch<P, kInputRows>(first, count, rows, scale, finish);
+    finish_batch<P, S, kInputRows>(first, count, rows, scale, finish);
     first += kBatch, tile -= kBatch;
     if (kByChunks) tile = chunk = 0;
     count = min(kBatch, tiles - first);
@@ -329,22 +339,25 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
       if (kByChunks) keep_inputs();
     }
     if (kOneBatch && kByChunks && tile >= count) tile = 0, chunk++, keep_inputs();
-    // Of several tiles all but the last are done here. Behind a short chunk its slot holds older tiles: their sums are not stored.
+    // Of several units all but the last are done here. Behind a short chunk its slot holds older tiles: their sums are not stored.
+    const auto tile_of = [&](int unit) { return tile + team + unit / S::kWarpShares * S::kTeams; };
+    const auto share_of = [&](int unit) { return warp + unit % S::kWarpShares * S::kTileWarps; };
 #pragma unroll
-    for (int i = 0; i + 1 < kTiles; i++) {
-      kept.inputs.multiply(weights[i], fragments(), warp, sums);
-      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(tile + i, part, warp), lane_index, sums, false, tile + i < count);
+    for (int i = 0; i + 1 < kUnits; i++) {
+      kept[i % S::kWarpShares].inputs.multiply(weights[i], fragments(), share_of(i), sums);
+      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(tile_of(i), part, share_of(i)), lane_index, sums, false, tile_of(i) < count);
     }
     if constexpr (kKeepsInputs)
-      kept.inputs.multiply(weights[kTiles - 1], fragments(), warp, sums);
+      kept[S::kWarpShares - 1].inputs.multiply(weights[kUnits - 1], fragments(), share_of(kUnits - 1), sums);
     else if constexpr (kInputRows == 1)
-      multiply_one<P, 0>(weights[0], inputs(), fragments(), warp, sums);
+      multiply_one<S, 0>(weights[0], inputs(), fragments(), warp, sums);
     else
-      multiply_staged<P>(weights[0], inputs(), stride, fragments(), warp, sums);
+      multiply_staged<S>(weights[0], inputs(), stride, fragments(), warp, sums);
     load_next(weights);
     if (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
-      const int last = tile + kTiles - 1;
-      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(last, part, warp), lane_index, sums, kByChunks && chunk > 0, kTiles == 1 || last < count);
+      const int last = tile_of(kUnits - 1);
+      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
+                                          kTiles == 1 || last < count);
       tile += S::kWholeTiles ? kWarpgroups * kTiles : 1;
       if (!kByChunks) chunk = 0;
     }

@@ -205,19 +205,19 @@ struct Cursor {
 
   MONOLANE_DEVICE Cursor() : order(warp_id() / kWarpgroupWarps) { place.advance(order); }
 
-  // Waits for the warpgroup's next chunk, loads this warp's fragments of it into registers and releases the slot. `warp` is the index of the
-  // warp in its warpgroup; its fragments are `warp`, `warp` + 4, `warp` + 8, … of the chunk or, where the chunk has kTiles tiles of kTileFragments
-  // fragments, of each tile.
-  template <int kTileFragments, int kTiles, int kFragments>
-  MONOLANE_DEVICE void load_chunk(Word4 (&weights)[kTiles][kFragments], int warp, int lane_index) {
-    const Word4* from = reinterpret_cast<const Word4*>(await()) + warp * 32 + lane_index;
+  // Waits for the warpgroup's next chunk, loads this warp's fragments of it into registers and releases the slot. `team` has the tiles `team`,
+  // `team` + S::kTeams, … of the chunk, and `warp` of the team the shares `warp`, `warp` + S::kTileWarps, … of each tile (see WarpgroupShare).
+  template <class S>
+  MONOLANE_DEVICE void load_chunk(Word4 (&weights)[S::kTeamTiles * S::kWarpShares][S::kWarpFragments], int team, int warp, int lane_index) {
+    const Word4* from = reinterpret_cast<const Word4*>(await()) + (team * S::kFragments + warp) * 32 + lane_index;
     // Fragments behind the end of a short chunk or tile are loaded, too: a load is cheaper than a condition, and they are not used.
     uint32_t loaded = 0;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; tile++) {
+    for (int i = 0; i < S::kTeamTiles * S::kWarpShares; i++) {
+      const int tile = i / S::kWarpShares * S::kTeams, share = i % S::kWarpShares * S::kTileWarps;
 #pragma unroll
-      for (int j = 0; j < kFragments; j++) weights[tile][j] = from[(tile * kTileFragments + j * kWarpgroupWarps) * 32];
-      loaded ^= load_dependency<kFragments>(weights[tile]);
+      for (int j = 0; j < S::kWarpFragments; j++) weights[i][j] = from[(tile * S::kFragments + share + j * kWarpgroupWarps) * 32];
+      loaded ^= load_dependency<S::kWarpFragments>(weights[i]);
     }
     release(loaded);
   }
