@@ -24,7 +24,7 @@ BY_NAME = {case.name: case for case in CASES}
 REPEATS = 10
 # Real shapes with fewer layers, and the numbers of lanes. The last one is whole.
 SHAPED = [("llama-3.2-1b", 2, 2), ("qwen2.5-coder-1.5b", 2, 4), ("qwen3-1.7b", 2, 8), ("laneformer-2b", 7, 8)]
-SHAPED += [("laneformer-135m", 30, 8)]
+SHAPED += [("laneformer-135m", 30, 7)]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -65,7 +65,7 @@ def test_real_shapes_are_as_near_to_fp32_as_bf16(name: str, layers: int, lanes: 
 
 def test_a_lane_that_stalls_is_named() -> None:
     model = laneformer("two lanes")
-    stalled = 67 if DEVICE in ("cuda", "compile") else 4  # a worker of the second lane
+    stalled = 17 if DEVICE in ("cuda", "compile") else 4  # of the second lane, where a cluster has at most 16 workers
     with (
         opened(model.config, model.weights, 64, stall=(stalled, 4, 2), deadline_s=0.5, lanes=2) as target,
         pytest.raises(TargetError, match=r"of lane [01] waited too long"),
