@@ -165,6 +165,5 @@ def _last_logits(target: Target, vocab: int) -> Logits:
 def _compile(config: ModelConfig, stall: Stall | None, lanes: int) -> None:
     from monolane.target.cuda.jit import compile_kernel
 
-    device = find_gpu()
-    plan = opening.plan_on(device, config, lanes) if device else opening.cuda_plan(config, H200_PROCESSORS, lanes)
+    plan = opening.cuda_plan(config, H200_PROCESSORS, lanes)
     compile_kernel(opening.generate(plan, H200_SHARED_LIMIT, stall=stall), "sm_90a")

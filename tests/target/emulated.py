@@ -75,10 +75,8 @@ class EmulatedTarget:
         library: Path | None = None,
         shared_limit: int = SHARED_LIMIT,
         lanes: int = 1,
-        clustered: bool = False,
     ) -> None:
-        plan = cuda_plan(config, workers, lanes, (lanes,) * workers if clustered else ())
-        assert plan.clustered == clustered
+        plan = cuda_plan(config, workers, lanes)
         tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), Silent())
         library = library or build_emulated(plan, stall, shared_limit=shared_limit)
         self._call = ctypes.CDLL(str(library)).monolane_emulate

@@ -54,7 +54,7 @@ LOST = "monolane_lost"  # a variable of a library whose synchronisation can be l
 
 def plan_of(name: str) -> Plan:
     config, lanes = MODELS[name]
-    return cuda_plan(config, WORKERS * lanes, lanes, (lanes,) * WORKERS)
+    return cuda_plan(config, WORKERS * lanes, lanes)
 
 
 def main(name: str, library: Path, lost: int | None = None) -> None:
@@ -62,9 +62,7 @@ def main(name: str, library: Path, lost: int | None = None) -> None:
         ctypes.c_int.in_dll(ctypes.CDLL(str(library)), LOST).value = lost
     config, lanes = MODELS[name]
     weights = MadeUpWeights(config)
-    target = EmulatedTarget(
-        config, weights, WORKERS * lanes, delay_permille=5, library=library, lanes=lanes, clustered=lanes > 1
-    )
+    target = EmulatedTarget(config, weights, WORKERS * lanes, delay_permille=5, library=library, lanes=lanes)
     shorter = Request(range(18), 0, 3, frozenset(), Sampling())
     for request in (shorter, Request(range(PROMPTS[name]), 0, 2, frozenset(), DRAWN, 2)):
         tokens, outcome = target.run(request)

@@ -23,21 +23,11 @@ BY_NAME = {case.name: case for case in CASES}
 LANEFORMERS = ["early sums", "mixed, with windows", "mixed, head over all lanes", "mixed, sums"]
 
 
-CLUSTERED = LANEFORMERS[::2]
-
-
-def opened(
-    model: RandomModel, lanes: int, workers: int = 3, delay_permille: int = 0, seed: int = 1, clustered: bool = False
-) -> EmulatedTarget:
-    """``workers`` thread blocks for each lane, and one that is left over. ``clustered``: each lane is a cluster."""
+def opened(model: RandomModel, lanes: int, workers: int = 3, delay_permille: int = 0, seed: int = 1) -> EmulatedTarget:
+    """``workers`` thread blocks for each lane, and one that is left over."""
+    processors = lanes * workers + min(1, lanes - 1)
     return EmulatedTarget(
-        model.config,
-        model.weights,
-        lanes * workers + min(1, lanes - 1),
-        lanes=lanes,
-        delay_permille=delay_permille,
-        seed=seed,
-        clustered=clustered,
+        model.config, model.weights, processors, lanes=lanes, delay_permille=delay_permille, seed=seed
     )
 
 
@@ -63,7 +53,7 @@ def test_a_laneformer_is_the_module(variant: str) -> None:
     model = laneformer(variant)
     assert model.config.lanes is not None
     tolerance = TOLERANCE * model.logits.std() / 2
-    target = opened(model, model.config.lanes.count, clustered=variant in CLUSTERED)
+    target = opened(model, model.config.lanes.count)
     ours = target.logits(model.tokens[:40])
     np.testing.assert_allclose(ours, model.logits[:40], atol=tolerance, rtol=0)
     target.run(Request(model.tokens[:20], 0, 1, frozenset(), Sampling()))
@@ -81,8 +71,8 @@ def test_workers_and_delays_change_no_bit() -> None:
     request = Request(model.tokens[:18], 0, 6, frozenset(), DRAWN, 3)
     expected = opened(model, 2)
     tokens = expected.run(request)[0]
-    for workers, seed, clustered in ((3, 1, False), (2, 2, True)):
-        target = opened(model, 2, workers, delay_permille=10, seed=seed, clustered=clustered)
+    for workers, seed in ((3, 1), (2, 2)):
+        target = opened(model, 2, workers, delay_permille=10, seed=seed)
         np.testing.assert_array_equal(expected.logits(model.tokens[:8]), target.logits(model.tokens[:8]))
         assert [(token.id, token.top) for token in target.run(request)[0]] == [(t.id, t.top) for t in tokens]
 
@@ -113,7 +103,7 @@ def test_tags_that_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = opened(model, 4).run(Request(model.tokens[:20], 0, 12, frozenset(), Sampling(), 3))
     monkeypatch.setattr("monolane.target.cuda.constants.TAG_BITS", 6)
     assert TAG_BITS > 6
-    tokens, _ = opened(model, 4, clustered=True).run(Request(model.tokens[:20], 0, 12, frozenset(), Sampling(), 3))
+    tokens, _ = opened(model, 4).run(Request(model.tokens[:20], 0, 12, frozenset(), Sampling(), 3))
     assert [(token.id, token.top) for token in tokens] == [(token.id, token.top) for token in expected]
 
 

@@ -65,7 +65,7 @@ def test_real_shapes_are_as_near_to_fp32_as_bf16(name: str, layers: int, lanes: 
 
 def test_a_lane_that_stalls_is_named() -> None:
     model = laneformer("two lanes")
-    stalled = 17 if DEVICE in ("cuda", "compile") else 4  # of the second lane, where a cluster has at most 16 workers
+    stalled = 67 if DEVICE in ("cuda", "compile") else 4  # a worker of the second lane
     with (
         opened(model.config, model.weights, 64, stall=(stalled, 4, 2), deadline_s=0.5, lanes=2) as target,
         pytest.raises(TargetError, match=r"of lane [01] waited too long"),

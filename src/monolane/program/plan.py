@@ -30,7 +30,6 @@ class Plan:
     layout: Layout
     workers: int
     segments: tuple[tuple[Segment, ...], ...]
-    clustered: bool = False  # workers of a lane write to each other's shared memory: a thread block cluster of a GPU
 
     @cached_property
     def tape_bytes(self) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ SHAPES = {
         windows=(512,) * 10 + (None,) * 5,
         lanes=LaneConfig(count=8, delay=2),
     ),
-    # Layers, width and bytes of SmolLM2-135M, with heads that 7 lanes can divide: an H200 runs 7 clusters of 16 SMs.
+    # Layers, width and bytes of SmolLM2-135M, with heads that 7 lanes can divide: lanes of 18 SMs on an H200.
     "laneformer-135m": replace(
         _shape("laneformer_tp", 576, 30, 7, 7, 64, 1456, 49152, 8192, Rope(1e5)),
         lanes=LaneConfig(count=7, delay=2),

@@ -38,12 +38,12 @@ def _predicted(subject: Subject, lanes: int) -> dict[str, float] | None:
     """Predicted µs per kind of stage on a GPU. There is no such prediction for a CPU."""
     if subject.kind != "cuda":
         return None
-    from monolane.target.cuda.opening import plan_on, required_gpu
+    from monolane.target.cuda.opening import cuda_plan, required_gpu
     from monolane.target.cuda.predict import predicted_us
     from monolane.target.cuda.shared_memory import shared_memory
 
     device = required_gpu()
-    plan = plan_on(device, subject.model.config, lanes)
+    plan = cuda_plan(subject.model.config, device.processors, lanes)
     added: dict[str, float] = {}
     slots = shared_memory(plan, device.shared_limit).slots
     for stage, us in zip(plan.program.stages, predicted_us(plan, slots), strict=True):

@@ -26,7 +26,6 @@ class Card:
     workers: int  # streaming multiprocessors
     shared_limit: int  # bytes of shared memory that a thread block may have
     architecture: str
-    clusters: tuple[int, ...] = ()  # of 1, 2, … SMs that it runs at the same time, where that is known
 
 
 _LARGE, _SMALL = 227 << 10, 99 << 10  # bytes of shared memory

@@ -14,9 +14,6 @@ from monolane.errors import ResourceError, TargetError
 from monolane.target.cuda.cards import ARCHITECTURES
 
 
-PORTABLE_CLUSTER = 8  # thread blocks of the largest cluster that every GPU runs
-
-
 def call(result: tuple[Any, ...]) -> Any:
     """The value of a driver call. Raises an error with the driver's name and text for it."""
     code, *values = result
@@ -81,7 +78,6 @@ class Kernel:
     function: Any
     place: int
     size: int
-    cluster: int  # thread blocks of a cluster; 1: it has no clusters
 
 
 class Context:
@@ -153,50 +149,31 @@ class Context:
         self._host.append(address)
         return address
 
-    def load(self, cubin: bytes, shared_bytes: int, cluster: int = 1) -> Kernel:
-        """Load the kernel of a cubin; it may use ``shared_bytes`` of dynamic shared memory. ``cluster``: thread blocks
-        of a cluster."""
+    def load(self, cubin: bytes, shared_bytes: int) -> Kernel:
+        """Load the kernel of a cubin; it may use ``shared_bytes`` of dynamic shared memory."""
         module = call(driver.cuModuleLoadData(cubin))
         function = call(driver.cuModuleGetFunction(module, b"monolane_kernel"))
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(driver.cuFuncSetAttribute(function, limit, shared_bytes))
-        if cluster > PORTABLE_CLUSTER:
-            larger = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            call(driver.cuFuncSetAttribute(function, larger, 1))
         place, size = call(driver.cuModuleGetGlobal(module, b"monolane_launch"))
-        return Kernel(function, int(place), int(size), cluster)
-
-    def resident_clusters(self, kernel: Kernel, threads: int, shared_bytes: int) -> int:
-        """How many clusters of the kernel the GPU runs at the same time."""
-        config = self._config(kernel, kernel.cluster, threads, shared_bytes)
-        return int(call(driver.cuOccupancyMaxActiveClusters(kernel.function, config)))
-
-    def _config(self, kernel: Kernel, blocks: int, threads: int, shared_bytes: int) -> Any:
-        """How to launch a kernel whose thread blocks wait for each other: all of them are resident at once. A launch
-        with clusters is not cooperative: its caller knows how many clusters are resident."""
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes, config.hStream = shared_bytes, self._stream
-        how = driver.CUlaunchAttribute()
-        if kernel.cluster > 1:
-            how.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            how.value.clusterDim.x, how.value.clusterDim.y, how.value.clusterDim.z = kernel.cluster, 1, 1
-        else:
-            how.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            how.value.cooperative = 1
-        config.attrs, config.numAttrs = [how], 1
-        return config
+        return Kernel(function, int(place), int(size))
 
     def launch(self, kernel: Kernel, blocks: int, threads: int, shared_bytes: int, given: ctypes.Structure) -> None:
-        """Launch with all thread blocks resident at once. ``given`` is the Launch struct, which is copied to constant
-        memory first."""
+        """Launch cooperatively: all thread blocks are resident at once, because they wait for each other. ``given`` is
+        the Launch struct, which is copied to constant memory first."""
         if ctypes.sizeof(given) != kernel.size:
             raise TargetError(f"The kernel expects {kernel.size} bytes to start, not {ctypes.sizeof(given)}.")
         call(driver.cuMemcpyHtoDAsync(kernel.place, ctypes.addressof(given), kernel.size, self._stream))
         unused = ctypes.c_int(0)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(unused))
-        config = self._config(kernel, blocks, threads, shared_bytes)
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared_bytes, self._stream
+        cooperative = driver.CUlaunchAttribute()
+        cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        cooperative.value.cooperative = 1
+        config.attrs, config.numAttrs = [cooperative], 1
         call(driver.cuLaunchKernelEx(config, kernel.function, ctypes.addressof(pointers), 0))
 
     def running(self) -> bool:

@@ -17,7 +17,7 @@ _EMULATED_ENTRY = (
     "  monolane::emulate::seed = seed;",
     "  using namespace monolane;",
     "  monolane_launch = *launch;",
-    "  emulate::launch(monolane_kernel, 0, kWorkers, kThreads, kSharedLimit, kClustered ? kLaneWorkers : 1);",
+    "  emulate::launch(monolane_kernel, 0, kWorkers, kThreads, kSharedLimit);",
     "}",
 )
 
@@ -41,7 +41,6 @@ def generate(
             "kLanes": program.lanes,
             "kLaneWorkers": plan.workers,
             "kWorkers": program.lanes * plan.workers,
-            "kClustered": int(plan.clustered),
             "kMaxOwnedRows": owned_rows(plan),
             "kMaxOwnTokens": max_own_tokens(plan),
             "kResidualProjection": residual_projection(program),

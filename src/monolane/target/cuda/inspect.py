@@ -10,7 +10,6 @@ from monolane.model.config import ModelConfig
 from monolane.program.plan import Plan
 from monolane.target.cuda import packages
 from monolane.target.cuda.cards import CARDS, Card, card_named
-from monolane.target.cuda.clusters import resident_clusters
 from monolane.target.cuda.constants import THREADS
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import Compiled, compile_kernel
@@ -36,12 +35,12 @@ def choose_card(device: str, workers: int | None, named: str | None = None) -> C
     gpu = find_gpu()
     if gpu is None:
         return H200 if device == "cuda" else None
-    return Card(gpu.name, gpu.processors, gpu.shared_limit, gpu.architecture, resident_clusters(gpu))
+    return Card(gpu.name, gpu.processors, gpu.shared_limit, gpu.architecture)
 
 
 def plan_for(config: ModelConfig, card: Card, lanes: int | None = None) -> Plan:
     """``lanes``: None for one, or a Laneformer's own."""
-    return cuda_plan(config, card.workers, lanes or (config.lanes.count if config.lanes else 1), card.clusters)
+    return cuda_plan(config, card.workers, lanes or (config.lanes.count if config.lanes else 1))
 
 
 def report(plan: Plan, context: int, card: Card) -> str:

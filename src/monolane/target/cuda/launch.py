@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from monolane.program.plan import Plan
 from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, Sampling
-from monolane.program.stage import PASS_ROWS, Combine, Program, Project
+from monolane.program.stage import PASS_ROWS, Program
 from monolane.program.tape import Tape, constant_offsets
 from monolane.target import cpp, structs
 from monolane.target.base import Request
@@ -202,16 +202,14 @@ def fused_splits(plan: Plan) -> int:
 
 def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
     """For each buffer of the program: its elements per row, its offset among the tagged words of a decode pass, and its
-    offset among the plain elements of a prefill pass. The last two lists end with the size in all. Tagged words are of
-    what projections read."""
+    offset among the plain elements of a prefill pass. The last two lists end with the size in all."""
     shape = program.attention
     sizes = {buffer.name: buffer.size for buffer in program.buffers}
     sizes["partials"] = shape.heads * shape.head_dim  # on a GPU this buffer holds the merged output of attention
     strides = [-(-sizes[buffer.name] // FRAGMENT_COLS) * FRAGMENT_COLS for buffer in program.buffers]
-    handed_on = {stage.reads for stage in program.stages if isinstance(stage, Project | Combine)}
     words, plain = [0], [0]
-    for buffer, stride in zip(program.buffers, strides, strict=True):
-        words.append(words[-1] + stride * (buffer.name in handed_on))
+    for stride in strides:
+        words.append(words[-1] + stride)
         plain.append(plain[-1] + stride * PASS_ROWS)
     return strides, words, plain
 

@@ -23,7 +23,6 @@ from monolane.program.tape_store import load_lanes
 from monolane.progress import Progress
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
-from monolane.target.cuda.clusters import cluster_of, clusters_pay, largest_cluster, resident_clusters
 from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_PAGES
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import compile_kernel
@@ -108,34 +107,20 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, resident: tuple[int, ...] = ()) -> Plan:
+def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1) -> Plan:
     """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
-    SMs evenly, and those that are left over are idle. ``resident``: how many clusters of 1, 2, … SMs the GPU runs at
-    the same time; lanes with short layers are clusters."""
+    SMs evenly, and those that are left over are idle."""
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
         raise UsageError(
             f"A GPU with {processors} SMs does not run {lanes} lanes.",
             f"Choose at most {min(MAX_LANES, processors)} lanes, or device='cpu'.",
         )
-    program = _program(config, workers, lanes)
-    cluster = min(largest_cluster(resident, lanes), workers)
-    clustered = cluster > 1 and clusters_pay(program, workers, cluster)
-    if clustered:
-        workers = cluster
-        program = _program(config, workers, lanes)
+    most = max(1, min(MAX_SPLITS, workers // Shard(config, lanes).kv_heads))
+    program = build_program(config, splitting=Splitting(SPLIT_PAGES * PAGE_TOKENS, most), lanes=lanes)
     plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES)
     check(plan)
-    return replace(plan, clustered=clustered)
-
-
-def plan_on(device: Device, config: ModelConfig, lanes: int = 1) -> Plan:
-    return cuda_plan(config, device.processors, lanes, resident_clusters(device) if lanes > 1 else ())
-
-
-def _program(config: ModelConfig, workers: int, lanes: int) -> Program:
-    most = max(1, min(MAX_SPLITS, workers // Shard(config, lanes).kv_heads))
-    return build_program(config, splitting=Splitting(SPLIT_PAGES * PAGE_TOKENS, most), lanes=lanes)
+    return plan
 
 
 def _layout(program: Program, workers: int) -> Layout:
@@ -166,7 +151,7 @@ def open_cuda(
             f"Untried on this GPU: {device.name} ({device.architecture}). The kernel is compiled for it, but has only "
             "run on an H200 so far; device='cpu' (--device cpu) leaves it alone."
         )
-    plan = plan_on(device, config, lanes)
+    plan = cuda_plan(config, device.processors, lanes)
     source = generate(plan, device.shared_limit)
     gpu = Context(device)
     needed, free = memory_needed(plan, context), gpu.free_memory()
@@ -179,11 +164,10 @@ def open_cuda(
     with ThreadPoolExecutor(1) as compiler:
         compiled = compiler.submit(compile_kernel, source, device.architecture)
         tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), progress)
-        kernel = gpu.load(compiled.result().cubin, device.shared_limit, cluster_of(plan))
+        kernel = gpu.load(compiled.result().cubin, device.shared_limit)
 
     def traced() -> Kernel:
         with_stamps = generate(plan, device.shared_limit, traced=True)
-        cubin = compile_kernel(with_stamps, device.architecture).cubin
-        return gpu.load(cubin, device.shared_limit, cluster_of(plan))
+        return gpu.load(compile_kernel(with_stamps, device.architecture).cubin, device.shared_limit)
 
     return CudaTarget(gpu, kernel, tapes, context, traced)

@@ -100,8 +100,8 @@ def _max_tiles(plan: Plan, stage: Project) -> int:
 
 
 def chunk_tiles(plan: Plan, stage: Project) -> int:
-    """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so that
-    both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot."""
+    """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so
+    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot."""
     most = min(slot_fragments(plan) // _fragments(plan, stage), _max_tiles(plan, stage) // WARPGROUPS, DECODE_BATCH)
     return 1 << max(most, 1).bit_length() - 1
 

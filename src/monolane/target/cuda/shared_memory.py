@@ -1,6 +1,6 @@
 """The map of a thread block's shared memory: what lies where, and how many slots the ring has.
 
-    ring | input | sums | residual | exchange | activations of the lane | barriers | tiles owned | adjusted tokens | reductions and flags
+    ring | input | sums | residual | exchange | barriers | tiles owned | adjusted tokens | reductions and flags
 
 In a prefill pass the upper slots of the ring hold the input of its rows instead. Attention and sampling use the regions
 of input and sums as scratch, because no projection runs at the same time.
@@ -22,7 +22,6 @@ from monolane.target.cuda.constants import (
     PAGE_TOKENS,
     TABLE_ENTRIES,
 )
-from monolane.target.cuda.launch import buffer_places
 from monolane.target.cuda.projections import slot_fragments
 
 ALIGNMENT = 128  # bytes, of every region
@@ -48,9 +47,6 @@ class SharedMemory:
     sums: int
     residual: int
     exchange: int
-    words: int
-    qkv_words: int
-    words_bytes: int
     barriers: int
     owned: int
     adjusted: int
@@ -74,9 +70,6 @@ class SharedMemory:
             "kSumsOffset": self.sums,
             "kResidualOffset": self.residual,
             "kExchangeOffset": self.exchange,
-            "kWordsOffset": self.words,
-            "kQkvWordsOffset": self.qkv_words,
-            "kWordsBytes": self.words_bytes,
             "kBarriersOffset": self.barriers,
             "kOwnOffset": self.owned,
             "kTouchedOffset": self.adjusted,
@@ -95,7 +88,6 @@ class SharedMemory:
             "sums": self.sums,
             "residual stream": self.residual,
             "exchange": self.exchange,
-            "activations of the lane": self.words,
             "mbarriers": self.barriers,
             "tiles owned": self.owned,
             "adjusted tokens": self.adjusted,
@@ -116,8 +108,7 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
     sums = input_at + input_bytes
     residual = sums + _up(SUMS_BYTES, ALIGNMENT)
     exchange = residual + _up(4 * PASS_ROWS * owned_rows(plan), ALIGNMENT)
-    words = exchange + _exchange_bytes(plan)
-    barriers = words + _words_bytes(plan)
+    barriers = exchange + _exchange_bytes(plan)
     owned = barriers + 4 * slots * 8  # full and empty, for decode and for prefill passes
     adjusted = owned + _up(8 * len(plan.program.projections), ALIGNMENT)
     reduce = adjusted + _up(max_own_tokens(plan), ALIGNMENT)
@@ -133,9 +124,6 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
         sums=sums,
         residual=residual,
         exchange=exchange,
-        words=words,
-        qkv_words=words + _up(4 * buffer_places(plan.program)[1][-1], ALIGNMENT),
-        words_bytes=barriers - words,
         barriers=barriers,
         owned=owned,
         adjusted=adjusted,
@@ -164,7 +152,7 @@ def max_own_tokens(plan: Plan) -> int:
 
 def _besides_ring(plan: Plan) -> int:
     fixed = _input_bytes(plan) + SUMS_BYTES + 4 * PASS_ROWS * owned_rows(plan) + RESERVED_BYTES
-    return fixed + _exchange_bytes(plan) + _words_bytes(plan) + 8 * len(plan.program.projections) + _up(max_own_tokens(plan), ALIGNMENT)
+    return fixed + _exchange_bytes(plan) + 8 * len(plan.program.projections) + _up(max_own_tokens(plan), ALIGNMENT)
 
 
 def _exchange_bytes(plan: Plan) -> int:
@@ -172,15 +160,6 @@ def _exchange_bytes(plan: Plan) -> int:
     if plan.program.lanes == 1:
         return 0
     return _up(EXCHANGE_BARRIER_BYTES + 4 * 4 * owned_rows(plan), ALIGNMENT)
-
-
-def _words_bytes(plan: Plan) -> int:
-    """Bytes of a worker's own copies of activations, queries, keys and values, where its lane is a cluster."""
-    if not plan.clustered:
-        return 0
-    shape = plan.program.attention
-    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    return _up(4 * buffer_places(plan.program)[1][-1], ALIGNMENT) + _up(8 * qkv, ALIGNMENT)
 
 
 def _prefill(plan: Plan, limit: int, slots: int, slot_bytes: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ MONOLANE_DEVICE void publish_activation(int buffer, int element, int row, float 
   if (kPrefill)
     buffers().prefill_activations[kPrefillOffsets[buffer] + row * kBufferStrides[buffer] + element] = static_cast<uint16_t>(bf16_bits(v));
   else
-    publish(activation_words() + kWordOffsets[buffer] + element, tagged(v, step));
+    ptx::store_relaxed(buffers().activation_words + kWordOffsets[buffer] + element, tagged(v, step));
 }
 
 // Partial output of a split: a 32-bit tagged word for each dimension of each query head. `row`: row of the pass.
@@ -125,11 +125,12 @@ MONOLANE_DEVICE void merge_decode(int splits, uint32_t step) {
 #pragma unroll
     for (int e = 0; e < kMergeElements; e++) total[e] = over_merge_lanes(total[e], add) * scale;
     if (merge_lane || i >= kEach || item >= kItems) continue;
-    uint32_t* to = activation_words() + kWordOffsets[kAttended] + element;
+    uint32_t* to = buffers().activation_words + kWordOffsets[kAttended] + element;
     if constexpr (kMergeElements == 4)
-      publish(reinterpret_cast<Word4*>(to), Word4{tagged(total[0], step), tagged(total[1], step), tagged(total[2], step), tagged(total[3], step)});
+      ptx::store_relaxed(reinterpret_cast<Word4*>(to),
+                         Word4{tagged(total[0], step), tagged(total[1], step), tagged(total[2], step), tagged(total[3], step)});
     else
-      publish(to, tagged(total[0], step));
+      ptx::store_relaxed(to, tagged(total[0], step));
   }
 }
 
@@ -190,18 +191,14 @@ MONOLANE_DEVICE void publish_partial(int row, int split, int splits, int head, i
       if (d + j < kHeadDim) publish_activation<true>(kAttended, element + j, row, v[j], step);
     return;
   }
-  uint32_t* output = activation_words() + kWordOffsets[kAttended] + element;
-  const auto store = [&](auto word, int j) {
-    using Word = decltype(word);
-    if (kClustered && splits == 1) return publish(reinterpret_cast<Word*>(output + j), word);
-    ptx::store_relaxed(reinterpret_cast<Word*>((splits == 1 ? output : partial_output(row, split) + element) + j), word);
-  };
+  uint32_t* to = splits == 1 ? buffers().activation_words + kWordOffsets[kAttended] + element : partial_output(row, split) + element;
   if constexpr (kHeadDim % 4 == 0) {
-    if (d < kHeadDim) store(Word4{tagged(v[0], step), tagged(v[1], step), tagged(v[2], step), tagged(v[3], step)}, 0);
+    if (d < kHeadDim)
+      ptx::store_relaxed(reinterpret_cast<Word4*>(to), Word4{tagged(v[0], step), tagged(v[1], step), tagged(v[2], step), tagged(v[3], step)});
   } else {
 #pragma unroll
     for (int j = 0; j < 4; j++)
-      if (d + j < kHeadDim) store(tagged(v[j], step), j);
+      if (d + j < kHeadDim) ptx::store_relaxed(to + j, tagged(v[j], step));
   }
 }
 
@@ -216,14 +213,14 @@ using DecodeSplit = SplitAttention<kRing ? Source::kRing : Source::kDecode, less
 
 // Polls this thread's pairs (see rope.cuh) of the vector at offset `at` of the words that the qkv stage published.
 MONOLANE_DEVICE void await_pairs(int at, uint32_t step, float (&low)[kPairs], float (&high)[kPairs]) {
-  const uint64_t* from = qkv_words() + at + lane_id();
+  const uint64_t* from = buffers().qkv_words + at + lane_id();
   uint64_t words[2 * kPairs];
   for (;;) {
     bool ready = true;
 #pragma unroll
     for (int j = 0; j < 2 * kPairs; j++) {
       const int i = lane_id() + j / 2 * 32;
-      words[j] = kHalf % 32 == 0 || i < kHalf ? load_published(from + j / 2 * 32 + j % 2 * kHalf) : step;
+      words[j] = kHalf % 32 == 0 || i < kHalf ? ptx::load_relaxed(from + j / 2 * 32 + j % 2 * kHalf) : step;
     }
 #pragma unroll
     for (int j = 0; j < 2 * kPairs; j++) ready &= static_cast<uint32_t>(words[j]) == step;

@@ -1,14 +1,10 @@
-// Hand-offs: how the results of a stage reach the consumer warps of all workers of a lane.
+// Hand-offs: how the results of a stage reach the consumer warps of all workers, through global memory.
 // A decode pass publishes tagged words, which have a value and the step number (the tag) in one word. A consumer polls a word until its
 // tag is the step it waits for, so no fence and no counter is needed. A prefill pass has up to 16 times the data, writes plain values, and
 // ends each stage with one grid barrier instead.
 //
 //   32-bit tagged word:  | bf16 value (16 bits) | tag (16 bits) |      activations, partial outputs of attention
 //   64-bit tagged word:  | fp32 value (32 bits) | tag (32 bits) |      queries, keys, values, LSEs of splits, results of sampling
-//
-// Activations, queries, keys and values lie in global memory, once for each lane. Where the workers of a lane are a cluster (kClustered), each worker
-// has all of them in its own shared memory instead: a worker that publishes a word stores it in the shared memory of all workers of its lane, and
-// everybody polls its own copy.
 //
 // The memory of tagged words is zeroed before a launch, and no step has the number 0. Tags have kTagBits bits. Before step numbers exceed
 // them, all words are zeroed again and step numbers start over (Consumer::renew_tags), so a word never has the tag of a different step,
@@ -26,33 +22,6 @@ MONOLANE_DEVICE bool is_tagged(uint32_t word, uint32_t step) { return ((word ^ s
 MONOLANE_DEVICE float value_of(uint32_t word) { return ptx::float_of(word & 0xffff0000u); }
 
 MONOLANE_DEVICE uint64_t tagged_float(float v, uint32_t step) { return static_cast<uint64_t>(ptx::bits_of(v)) << 32 | step; }
-
-// The tagged words of activations, and those of queries, keys and values.
-MONOLANE_DEVICE uint32_t* activation_words() { return kClustered ? shared::at<uint32_t>(kWordsOffset) : buffers().activation_words; }
-MONOLANE_DEVICE uint64_t* qkv_words() { return kClustered ? shared::at<uint64_t>(kQkvWordsOffset) : buffers().qkv_words; }
-
-// Stores one of these words, or four, for all workers of the lane. A worker begins with itself, so that not all of them store to the same one at once.
-template <class Word>
-MONOLANE_DEVICE void publish(Word* at, const Word& word) {
-  if constexpr (kClustered != 0) {
-#pragma unroll
-    for (int i = 0; i < kLaneWorkers; i++) ptx::store_cluster(at, word, rank() + i < kLaneWorkers ? rank() + i : rank() + i - kLaneWorkers);
-  } else {
-    ptx::store_relaxed(at, word);
-  }
-}
-template <class Word>
-MONOLANE_DEVICE Word load_published(const Word* at) {
-  if constexpr (kClustered != 0)
-    return ptx::load_cluster(at);
-  else
-    return ptx::load_relaxed(at);
-}
-
-// Zeroes this worker's own copies.
-MONOLANE_DEVICE void clear_own_words(int thread, int threads) {
-  for (int i = thread; i < kWordsBytes / 16; i += threads) shared::at<Word4>(kWordsOffset)[i] = {0, 0, 0, 0};
-}
 
 // Whether all threads of the warp have the words that they poll for, or the launch has failed and they never will. For polling loops that
 // shuffles follow: threads that leave such a loop one by one stay diverged and execute the shuffles one by one, which took as long as the

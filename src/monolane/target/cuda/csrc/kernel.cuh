@@ -113,7 +113,6 @@ class Consumer {
     Word4* words = reinterpret_cast<Word4*>(monolane_launch.activation_words);
     for (int64_t i = worker_id() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkers * kConsumers)
       words[i] = {0, 0, 0, 0};
-    if (kClustered) clear_own_words(thread_id(), kConsumers);
     grid_barrier();
   }
   MONOLANE_DEVICE void renew_tags() {
@@ -261,13 +260,10 @@ class Consumer {
     if (P::kIndex == 0 && layer == 0) return prepare_embedding<P, kConsumers>(layer, token_, shared::x(), thread_id());
     if constexpr (P::kMergesSplits) {
       const int splits = span_of<false>(now.start, window_of(layer)).splits;
-      if (kClustered && splits == 1) {
-        // Polling a worker's own shared memory disturbs nobody.
-      } else if (splits > kFusedSplits) {
+      if (splits > kFusedSplits)
         ptx::nanosleep(kMergeBackoffNs);
-      } else if (rank() >= kKvHeads * splits) {
+      else if (rank() >= kKvHeads * splits)
         ptx::nanosleep(kBackoffNs);
-      }
       if constexpr (kFusedSplits > 1)
         if (splits > 1 && splits <= kFusedSplits) return prepare_splits(splits, step_ - 1);
     }
@@ -370,7 +366,7 @@ class Consumer {
       if (kPrefill)
         buffers().prefill_qkv[row * (kQueryDims + 2 * kKvDims) + output_row] = v;
       else
-        publish(qkv_words() + output_row, tagged_float(v, step_));
+        ptx::store_relaxed(buffers().qkv_words + output_row, tagged_float(v, step_));
     } else {
       const int token = lane() * P::kRows + output_row;
       if (kLanes > 1 && token >= kVocab) return;  // padding
@@ -546,9 +542,7 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(monolane::kThreads) monolane_kernel(MONOLAN
   }
   for (int p = thread; p < kProjections; p += kThreads)
     shared::own()[p] = {static_cast<int>(segment(p).first_tile), static_cast<int>(segment(p).tiles)};
-  if (kClustered) clear_own_words(thread, kThreads);
   sync_block();
-  if (kClustered) ptx::cluster_barrier();  // nobody stores to a worker before it has cleared its words
   if (warp_id() < kConsumerWarps) {
     ptx::grow_registers<kConsumerRegisters>();
     Consumer().run();
@@ -560,5 +554,4 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(monolane::kThreads) monolane_kernel(MONOLAN
     if constexpr (kAnyLate != 0)
       if (warp_id() == kConsumerWarps + 3) ExchangeWarp().run();
   }
-  if (kClustered) ptx::cluster_barrier();  // nobody leaves while others may still store to it
 }

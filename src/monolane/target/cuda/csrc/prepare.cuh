@@ -124,7 +124,7 @@ constexpr int kBurstOf = divide_up(kFours<P, kThreadCount>, divide_up(kFours<P, 
 template <class P>
 MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   constexpr int kBurst = kBurstOf<P, kConsumers, 6>, kStride = kConsumers * 4, kCols = P::kCols;
-  const uint32_t* words = activation_words() + kWordOffsets[P::kReads];
+  const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
   return prepare_with<P, kConsumers, kBurst>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
     Word4 four[kBurst];
@@ -134,7 +134,7 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
       for (int j = 0; j < kBurst; j++) {
         const int k = base + j * kStride;
         four[j] = {blank, blank, blank, blank};
-        if (k < kCols) four[j] = load_published(reinterpret_cast<const Word4*>(words + k));  // buffers are padded to whole fragments
+        if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));  // buffers are padded to whole fragments
         if (kCols % 4 && k + 4 > kCols) {
           if (k + 1 >= kCols) four[j].y = blank;
           if (k + 2 >= kCols) four[j].z = blank;

@@ -146,44 +146,6 @@ MONOLANE_DEVICE void store_shared_release(uint32_t* p, uint32_t v) {
   asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
 }
 
-// --- thread block clusters. A thread block reads and writes the shared memory of the others of its cluster ---
-
-MONOLANE_DEVICE uint32_t cluster_address(const void* p, int rank) {
-  uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
-  return address;
-}
-// Stores where `p` lies in the shared memory of thread block `rank` of the cluster.
-MONOLANE_DEVICE void store_cluster(uint32_t* p, uint32_t v, int rank) {
-  asm volatile("st.relaxed.cluster.shared::cluster.u32 [%0], %1;" ::"r"(cluster_address(p, rank)), "r"(v) : "memory");
-}
-MONOLANE_DEVICE void store_cluster(Word4* p, const Word4& v, int rank) {
-  asm volatile("st.relaxed.cluster.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(cluster_address(p, rank)), "r"(v.x), "r"(v.y), "r"(v.z),
-               "r"(v.w)
-               : "memory");
-}
-MONOLANE_DEVICE void store_cluster(uint64_t* p, uint64_t v, int rank) {
-  asm volatile("st.relaxed.cluster.shared::cluster.u64 [%0], %1;" ::"r"(cluster_address(p, rank)), "l"(v) : "memory");
-}
-// Loads from this thread block's own shared memory what others of the cluster may store meanwhile.
-MONOLANE_DEVICE Word4 load_cluster(const Word4* p) {
-  Word4 v;
-  asm volatile("ld.relaxed.cluster.shared::cta.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(shared_address(p))
-               : "memory");
-  return v;
-}
-MONOLANE_DEVICE uint64_t load_cluster(const uint64_t* p) {
-  uint64_t v;
-  asm volatile("ld.relaxed.cluster.shared::cta.u64 %0, [%1];" : "=l"(v) : "r"(shared_address(p)) : "memory");
-  return v;
-}
-// Waits until all threads of all thread blocks of the cluster have come here. Orders their memory.
-MONOLANE_DEVICE void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
 // Transposes an 8x8 matrix of bf16. Thread 4g+t of the warp passes row g, columns 2t and 2t+1, and gets column g, rows 2t and 2t+1.
 MONOLANE_DEVICE uint32_t transpose(uint32_t pair) {
   uint32_t result;

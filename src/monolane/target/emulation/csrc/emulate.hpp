@@ -230,50 +230,6 @@ MONOLANE_DEVICE void store_shared_release(uint32_t* p, uint32_t v) {
   emulate::check_shared(p, sizeof *p, 4, "store_shared_release");
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
-
-// --- thread block clusters ---
-
-// Where `p` lies in the shared memory of thread block `rank` of the cluster.
-template <class T>
-MONOLANE_DEVICE T* cluster_address(T* p, int rank) {
-  const emulate::Block& self = emulate::block();
-  emulate::check_shared(p, sizeof *p, alignof(T), "cluster_address");
-  if (rank < 0 || rank >= self.run.cluster) emulate::fail("block %d of a cluster of %d", rank, self.run.cluster);
-  const emulate::Block& other = *self.run.blocks[self.index / self.run.cluster * self.run.cluster + rank];
-  return reinterpret_cast<T*>(other.shared + (reinterpret_cast<char*>(p) - self.shared));
-}
-MONOLANE_DEVICE void store_cluster(uint32_t* p, uint32_t v, int rank) {
-  emulate::act();
-  __atomic_store_n(cluster_address(p, rank), v, __ATOMIC_RELAXED);
-}
-MONOLANE_DEVICE void store_cluster(Word4* p, const Word4& v, int rank) {
-  uint32_t* words = reinterpret_cast<uint32_t*>(p);
-  store_cluster(words, v.x, rank), store_cluster(words + 1, v.y, rank), store_cluster(words + 2, v.z, rank), store_cluster(words + 3, v.w, rank);
-}
-MONOLANE_DEVICE void store_cluster(uint64_t* p, uint64_t v, int rank) {
-  emulate::act();
-  __atomic_store_n(cluster_address(p, rank), v, __ATOMIC_RELAXED);
-}
-MONOLANE_DEVICE Word4 load_cluster(const Word4* p) {
-  emulate::check_shared(p, sizeof *p, 16, "load_cluster(Word4)");
-  emulate::poll("load_cluster(Word4)");
-  return {__atomic_load_n(&p->x, __ATOMIC_RELAXED), __atomic_load_n(&p->y, __ATOMIC_RELAXED), __atomic_load_n(&p->z, __ATOMIC_RELAXED),
-          __atomic_load_n(&p->w, __ATOMIC_RELAXED)};
-}
-MONOLANE_DEVICE uint64_t load_cluster(const uint64_t* p) {
-  emulate::check_shared(p, sizeof *p, 8, "load_cluster(uint64_t)");
-  emulate::poll("load_cluster(uint64_t)");
-  return __atomic_load_n(p, __ATOMIC_RELAXED);
-}
-MONOLANE_DEVICE void cluster_barrier() {
-  emulate::act();
-  emulate::Block& self = emulate::block();
-  uint32_t* arrivals = &self.run.cluster_arrivals[self.index / self.run.cluster];
-  const uint32_t threads = self.run.cluster * self.threads;
-  const uint32_t complete = (__atomic_fetch_add(arrivals, 1, __ATOMIC_ACQ_REL) / threads + 1) * threads;
-  while (static_cast<int32_t>(__atomic_load_n(arrivals, __ATOMIC_ACQUIRE) - complete) < 0) emulate::poll("cluster_barrier");
-}
-
 MONOLANE_DEVICE uint32_t transpose(uint32_t pair) {
   const int column = emulate::lane() / 4, row = emulate::lane() % 4 * 2;
   const uint64_t first = emulate::shuffle("transpose", pair, row * 4 + column / 2);

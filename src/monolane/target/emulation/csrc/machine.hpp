@@ -74,9 +74,7 @@ struct Block;
 struct Run {
   void (*kernel)(const void* launch);
   const void* launch;
-  int cluster;  // thread blocks of a cluster
   std::vector<Block*> blocks;
-  std::vector<uint32_t> cluster_arrivals;  // [cluster]: threads that have come to its barriers
   int64_t progress_ns = 0;  // when any thread block last did something other than polling
 };
 

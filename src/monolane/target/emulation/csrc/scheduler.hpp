@@ -126,9 +126,9 @@ inline void* execute_block(void* block) {
   return nullptr;
 }
 
-// Runs the kernel as <<<blocks, threads, shared_bytes>>> would, in clusters of `cluster` blocks, and returns when all threads have left it.
+// Runs the kernel as <<<blocks, threads, shared_bytes>>> would, and returns when all threads have left it.
 template <class Launch>
-void launch(void (*kernel)(Launch), const Launch& launch, int blocks, int threads, size_t shared_bytes, int cluster = 1) {
+void launch(void (*kernel)(Launch), const Launch& launch, int blocks, int threads, size_t shared_bytes) {
   if (blocks < 1 || threads < kLanes || threads > kMostThreads || threads % kLanes != 0 || shared_bytes > kMostShared)
     fail("cannot launch %d blocks of %d threads and %zu bytes: threads are whole warps, at most %d; bytes at most %zu",
          blocks, threads, shared_bytes, kMostThreads, kMostShared);
@@ -136,8 +136,7 @@ void launch(void (*kernel)(Launch), const Launch& launch, int blocks, int thread
     void (*kernel)(Launch);
     const Launch& launch;
   } const call{kernel, launch};
-  Run run{[](const void* given) { static_cast<const Call*>(given)->kernel(static_cast<const Call*>(given)->launch); }, &call, cluster, {}, std::vector<uint32_t>(blocks / cluster),
-          steady_ns()};
+  Run run{[](const void* given) { static_cast<const Call*>(given)->kernel(static_cast<const Call*>(given)->launch); }, &call, {}, steady_ns()};
   for (int i = 0; i < blocks; ++i) run.blocks.push_back(new Block(run, i, threads, shared_bytes));
   std::vector<pthread_t> running(blocks);
   for (int i = 0; i < blocks; ++i)
