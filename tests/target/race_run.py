@@ -63,7 +63,7 @@ def main(name: str, library: Path, lost: int | None = None) -> None:
     config, lanes = MODELS[name]
     weights = MadeUpWeights(config)
     target = EmulatedTarget(config, weights, WORKERS * lanes, delay_permille=5, library=library, lanes=lanes)
-    shorter = Request(range(18), 0, 3, frozenset(), Sampling())
+    shorter = Request(range(12), 0, 3, frozenset(), Sampling())
     for request in (shorter, Request(range(PROMPTS[name]), 0, 2, frozenset(), DRAWN, 2)):
         tokens, outcome = target.run(request)
         assert outcome.status == structs.Status.LENGTH_REACHED

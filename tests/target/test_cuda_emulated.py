@@ -26,7 +26,7 @@ TOLERANCE = 0.2
 # The input of `down` does not fit into shared memory in a prefill pass.
 WIDE_FFN = replace(CASES[3], name="llama-wide-ffn", hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=9000)
 # As HALVED; in both, columns end in the first block of a unit.
-HALVED_WIDE_FFN = replace(WIDE_FFN, name="llama-halved-wide-ffn", hidden=60, head_dim=10, ffn=8970)
+HALVED_WIDE_FFN = replace(WIDE_FFN, name="llama-halved-wide-ffn", hidden=60, layers=2, head_dim=10, ffn=8970)
 # Eight splits for each key/value head are as many workers, and every one of them is a thread of the emulation.
 FEW_KV_HEADS = replace(CASES[9], name="qwen3-128-two-kv-heads", kv_heads=2)
 
@@ -49,7 +49,7 @@ SELDOM = (
 
 @pytest.mark.parametrize(
     "case",
-    [WIDE_FFN, *(seldom(case) if case.name in SELDOM else case for case in CASES)],
+    [*(seldom(case) if case.name in SELDOM else case for case in CASES), seldom(WIDE_FFN)],
     ids=lambda case: case.name,
 )
 def test_logits_are_those_of_transformers(case: Case) -> None:
@@ -59,7 +59,7 @@ def test_logits_are_those_of_transformers(case: Case) -> None:
         np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("case", [HALVED, HALVED_WIDE_FFN], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [HALVED_WIDE_FFN, seldom(HALVED)], ids=lambda case: case.name)
 def test_half_tiles_give_the_logits_of_transformers(case: Case) -> None:
     model, target = random_model(case), open_case(case, 3)
     assert plan_of(case, 3).layout.halves_residual
@@ -149,7 +149,7 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
     [
         pytest.param(96, 16, 256, id="a split of two steps"),
         pytest.param(64, 2, 96, id="a few splits"),
-        pytest.param(32, 1, 38 * 4 * 16, id="from the ring, several steps a split"),
+        pytest.param(32, 1, 22 * 4 * 16, id="from the ring, two steps a split"),
     ],
 )
 def test_no_position_is_missed(head_dim: int, split_blocks: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
