@@ -40,7 +40,7 @@ MODEL = ModelConfig(
     tied=False,
 )
 LANEFORMER = replace(
-    MODEL, family="laneformer_tp", layers=4, heads=4, kv_heads=2, windows=(None, 19, None, None), qkv_bias=False,
+    MODEL, family="laneformer_tp", layers=3, heads=4, kv_heads=2, windows=(None, 19, None), qkv_bias=False,
     qk_norm=False, lanes=LaneConfig(2, delay=1),
 )  # fmt: skip
 MODELS = {"one lane": (MODEL, 1), "two lanes": (LANEFORMER, 2)}
