@@ -20,8 +20,8 @@ LONGEST = (
     "tests/target/test_cuda_emulated.py",
     "tests/target/test_cuda_lanes.py",
     "tests/target/test_against_transformers.py",
-    "tests/target/test_cuda_races.py",
     "tests/target/test_lanes.py",
+    "tests/target/test_cuda_races.py",
     "tests/target/test_cuda_targets.py",
     "tests/serve/test_playground_page.py",
 )
