@@ -122,10 +122,12 @@ def _twin(config: ModelConfig, weights: Weights) -> Any:
 
 
 def _state(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
-    """The weights under the names of transformers; matrices in bf16, which fp32 holds exactly."""
+    """The weights under the names of transformers; matrices in bf16, which fp32 holds exactly, or widened to fp32."""
     state: dict[str, torch.Tensor] = {}
     for name, shape in expected_shapes(config):
-        if len(shape) == 2:
+        if len(shape) == 2 and weights.format(name).is_low_bit:
+            state[huggingface_name(name)] = torch.from_numpy(weights.quants(name, 0, shape[0]).values(shape[1]))
+        elif len(shape) == 2:
             bits = weights.rows(name, 0, shape[0])
             state[huggingface_name(name)] = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
         else:
