@@ -86,3 +86,12 @@ def test_other_instructions_give_the_same_answers(flags: tuple[str, ...], monkey
     # With FMA they are the same bits but for the order of other sums.
     assert np.abs(target.logits(tokens) - expected).max() < 2e-3 * np.abs(expected).max()
     target.close()
+
+
+@pytest.mark.parametrize("name", ["qwen2-64", "qwen2-96"])
+def test_lanes_share_low_bit_matrices(name: str) -> None:
+    """Columns are divided at the edges of groups: 160 of 5 heads are not, and neither are 417 / 2; they are widened."""
+    whole, tokens = open_model(name, "interpreter")
+    lanes, _ = open_model(name, "interpreter", lanes=2)
+    expected = whole.logits(tokens)
+    assert np.abs(lanes.logits(tokens) - expected).max() < 0.05 * np.abs(expected).max()

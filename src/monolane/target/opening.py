@@ -12,6 +12,7 @@ from monolane.errors import ResourceError, UsageError
 from monolane.lanes.memory import SharedAllocator, SharedMemory
 from monolane.model.config import ModelConfig
 from monolane.model.format import FormatOf, all_bf16
+from monolane.model.quantise import quantised
 from monolane.model.weights import Weights
 from monolane.program.build import build_program
 from monolane.program.check import check
@@ -88,11 +89,14 @@ def open_target(
     cache_format: CacheFormat = "bf16",
     lanes: int | None = None,
     placement: str = "together",
+    quantise: str | None = None,
     progress: Progress | None = None,
 ) -> Target:
     """Compile the kernel, allocate memory and pack the tape. ``placement``: lanes in one process, or one process per
-    lane. ``progress`` shows the loading, and notes for the user."""
+    lane. ``quantise``: "q8" or "q4" for matrices that are not low-bit. ``progress`` shows the loading, and notes for
+    the user."""
     progress = progress or Silent()
+    weights = quantised(weights, quantise)
     if placement not in PLACEMENTS:
         raise UsageError(f"There is no placement {placement!r}.", f"Choose one of: {', '.join(PLACEMENTS)}.")
     if device not in DEVICES:

@@ -1,16 +1,12 @@
 // Dot products of low-bit tiles with quantised rows of the pass. The generated source has a Format<N> for every low-bit format of the program;
 // program/tiles.py defines the bytes of a tile.
 //
-// Per row of the matrix and group of 32 columns the sum of (code - zero) * integer is exact. It is multiplied with an 8-bit scale where there is one,
-// still exactly, then converted to fp32 and multiplied with the scale of the input and that of the weights. A row has four fp32 sums, of the groups
-// 0, 4, 8, …, of 1, 5, 9, …, and so on, which are added last. So the result is the same with any instructions that have FMA.
+// Per row of the matrix and group of 32 columns (or half of one, where it has a scale of its own) the sum of (code - zero) * integer is exact. It is
+// converted to fp32 and multiplied with the scale of the weights and that of the input. A row has four fp32 sums, of the groups 0, 4, 8, …, of 1, 5, 9,
+// …, and so on, which are added last. So the result is the same with any instructions that have FMA.
 //
 // A vector of 16 integers is [4 rows][4 groups] here; a tile has two of them.
 #pragma once
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "quantise.hpp"
 
 namespace monolane {
@@ -74,11 +70,12 @@ inline __m512i words_of(const uint8_t* p, int groups) {  // [c][group], 4 bytes 
 inline __m512i high_words(const uint8_t* p, int count, int index) {
   const __m512i all = _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1 << 4 * count) - 1), p);
   const __m512i c = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-  return _mm512_permutexvar_epi32(_mm512_add_epi32(_mm512_mullo_epi32(c, _mm512_set1_epi32(count)), _mm512_set1_epi32(index)), all);
+  const __m512i place = _mm512_mullo_epi32(c, _mm512_set1_epi32(count));
+  return _mm512_permutexvar_epi32(_mm512_add_epi32(place, _mm512_set1_epi32(index)), all);
 }
 
 template <class F>
-inline Codes unpack(const uint8_t* block, int row, int unit, int groups) {
+__attribute__((always_inline)) inline Codes unpack(const uint8_t* block, int row, int unit, int groups) {
   using Place = BlockPlace<F, kTileRows>;
   const int here = lesser_groups(groups, unit);
   const uint8_t* codes = block + Place::codes(unit);
@@ -149,14 +146,6 @@ inline void transpose_pairs(const uint8_t* p, int groups, __m256i first[2], __m2
   const __m512i two = _mm512_permutex2var_epi16(low, _mm512_add_epi16(order, _mm512_set1_epi16(1)), high);
   first[0] = _mm512_castsi512_si256(one), first[1] = _mm512_extracti64x4_epi64(one, 1);
   second[0] = _mm512_castsi512_si256(two), second[1] = _mm512_extracti64x4_epi64(two, 1);
-}
-
-// Half-precision numbers of 4 rows, `step` apart, each for all groups of the row.
-inline F16 of_rows(const uint8_t* p, int first, int step) {
-  float v[kVectorRows];
-  for (int r = 0; r < kVectorRows; r++) v[r] = _cvtsh_ss(half_at(p, first + r * step));
-  return reinterpret_cast<F16>(_mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
-                                                     _mm512_castps128_ps512(_mm_loadu_ps(v))));
 }
 
 #else
@@ -241,142 +230,143 @@ __attribute__((noinline)) inline I16 gather(const I16* rows) {
 inline F16 of_groups(const float* p) { return F16{p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3]}; }
 inline I16 of_groups(const int32_t* p) { return I16{p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3]}; }
 
-__attribute__((noinline)) inline F16 of_rows(const uint8_t* p, int first, int step) {
-  F16 out;
-  for (int i = 0; i < kVectorFloats; i++) out[i] = from_half(half_at(p, first + i / kUnitGroups * step));
-  return out;
-}
-
 #endif
 
-// The scales of 4 groups of a tile, of each of its vectors of 4 rows.
+inline F16 to_floats(I16 v) { return __builtin_convertvector(v, F16); }
+
+// The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
 struct TileScales {
-  F16 scale[kVectors], minimum[kVectors];  // in fp32: of the groups, or of the super-block in two-level formats
-  I16 first[kVectors], second[kVectors];   // integers: 8-bit scales and minima, or the 8-bit scales of half groups, or zero points
-
-  // Two-level formats: the numbers of a super-block.
-  inline void load_block(const uint8_t* blocks) {
-    for (int v = 0; v < kVectors; v++) {
-      scale[v] = of_rows(blocks, v * kVectorRows * F::kPerBlock, F::kPerBlock);
-      if constexpr (F::kPerBlock == 2) minimum[v] = -of_rows(blocks, v * kVectorRows * 2 + 1, 2);
-    }
-  }
+  F16 scale[kVectors];
+  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
+  I16 zero[kVectors];    // zero points of the groups
 
 #if defined(__AVX512VNNI__)
-  inline void load_groups(const uint8_t* p, int groups) {
+  // `blocks`: the numbers of the super-block, of all rows. Those of groups that are not there become 0.
+  inline void load(const uint8_t* p, const uint8_t* blocks, int groups) {
     __m256i one[kVectors], two[kVectors];
     if constexpr (F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kScaleZero)
       transpose_pairs(p, groups, one, two);
     else
       transpose(p, groups, one);
+    const __m512i row = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     for (int v = 0; v < kVectors; v++) {
       if constexpr (F::kScaling == Scaling::kBlockMin) {
-        const __m512i pair = _mm512_cvtepu16_epi32(one[v]);
-        first[v] = reinterpret_cast<I16>(_mm512_and_si512(pair, _mm512_set1_epi32(255)));
-        second[v] = reinterpret_cast<I16>(_mm512_srli_epi32(pair, 8));
+        const __m512 numbers = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(blocks)));  // [row][scale, minimum]
+        const __m512i pair = _mm512_cvtepu16_epi32(one[v]), at = _mm512_add_epi32(_mm512_slli_epi32(row, 1), _mm512_set1_epi32(8 * v));
+        const __m512 groups_scale = _mm512_cvtepi32_ps(_mm512_and_si512(pair, _mm512_set1_epi32(255)));
+        const __m512 groups_minimum = _mm512_cvtepi32_ps(_mm512_srli_epi32(pair, 8));
+        scale[v] = reinterpret_cast<F16>(_mm512_mul_ps(groups_scale, _mm512_permutexvar_ps(at, numbers)));
+        const __m512 minimum = _mm512_permutexvar_ps(_mm512_add_epi32(at, _mm512_set1_epi32(1)), numbers);
+        second[v] = -reinterpret_cast<F16>(_mm512_mul_ps(groups_minimum, minimum));
       } else if constexpr (F::kScaling == Scaling::kBlock16) {
+        const __m512 numbers = _mm512_castps256_ps512(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(blocks))));  // [row]
         const __m512i pair = _mm512_cvtepi16_epi32(one[v]);
-        first[v] = reinterpret_cast<I16>(_mm512_srai_epi32(_mm512_slli_epi32(pair, 24), 24));
-        second[v] = reinterpret_cast<I16>(_mm512_srai_epi32(pair, 8));
+        const __m512 block = _mm512_permutexvar_ps(_mm512_add_epi32(row, _mm512_set1_epi32(4 * v)), numbers);
+        scale[v] = reinterpret_cast<F16>(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pair, 24), 24)), block));
+        second[v] = reinterpret_cast<F16>(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(pair, 8)), block));
       } else {
         scale[v] = reinterpret_cast<F16>(_mm512_cvtph_ps(one[v]));
-        if constexpr (F::kScaling == Scaling::kScaleMin) minimum[v] = reinterpret_cast<F16>(_mm512_cvtph_ps(two[v]));
-        if constexpr (F::kScaling == Scaling::kScaleZero) first[v] = reinterpret_cast<I16>(_mm512_cvtps_epi32(_mm512_cvtph_ps(two[v])));
+        if constexpr (F::kScaling == Scaling::kScaleMin) second[v] = reinterpret_cast<F16>(_mm512_cvtph_ps(two[v]));
+        if constexpr (F::kScaling == Scaling::kScaleZero) zero[v] = reinterpret_cast<I16>(_mm512_cvtps_epi32(_mm512_cvtph_ps(two[v])));
       }
     }
   }
 #else
-  __attribute__((noinline)) void load_groups(const uint8_t* p, int groups) {
-    for (int v = 0; v < kVectors; v++)
-      for (int r = 0; r < kVectorRows; r++)
-        for (int g = 0; g < kUnitGroups; g++) {
-          const int i = r * kUnitGroups + g, place = g * kTileRows + v * kVectorRows + r;
-          const bool there = g < groups;
+  __attribute__((noinline)) void load(const uint8_t* p, const uint8_t* blocks, int groups) {
+    for (int row = 0; row < kTileRows; row++)
+      for (int g = 0; g < kUnitGroups; g++) {
+        const int v = row / kVectorRows, i = row % kVectorRows * kUnitGroups + g, place = g * kTileRows + row;
+        float one = 0.0f, two = 0.0f;
+        if (g < groups) {
           if constexpr (F::kScaling == Scaling::kBlockMin) {
-            first[v][i] = there ? p[2 * place] : 0;
-            second[v][i] = there ? p[2 * place + 1] : 0;
+            one = from_half(half_at(blocks, 2 * row)) * p[2 * place];
+            two = -from_half(half_at(blocks, 2 * row + 1)) * p[2 * place + 1];
           } else if constexpr (F::kScaling == Scaling::kBlock16) {
-            first[v][i] = there ? static_cast<int8_t>(p[2 * place]) : 0;
-            second[v][i] = there ? static_cast<int8_t>(p[2 * place + 1]) : 0;
+            one = from_half(half_at(blocks, row)) * static_cast<int8_t>(p[2 * place]);
+            two = from_half(half_at(blocks, row)) * static_cast<int8_t>(p[2 * place + 1]);
           } else if constexpr (F::kScaling == Scaling::kScale) {
-            scale[v][i] = there ? from_half(half_at(p, place)) : 0.0f;
+            one = from_half(half_at(p, place));
           } else {
-            scale[v][i] = there ? from_half(half_at(p, 2 * place)) : 0.0f;
-            const float other = there ? from_half(half_at(p, 2 * place + 1)) : 0.0f;
-            if constexpr (F::kScaling == Scaling::kScaleMin) minimum[v][i] = other;
-            else first[v][i] = static_cast<int32_t>(other);
+            one = from_half(half_at(p, 2 * place));
+            two = from_half(half_at(p, 2 * place + 1));
           }
         }
+        scale[v][i] = one, second[v][i] = two;
+        zero[v][i] = F::kScaling == Scaling::kScaleZero ? static_cast<int32_t>(two) : 0;
+      }
   }
 #endif
 };
 
-inline F16 to_floats(I16 v) { return __builtin_convertvector(v, F16); }
+// Adds the products of a super-block to the sums of kCount rows of the pass. It is inlined where the number of groups is a constant.
+template <class F, int kCount, bool kFetch>
+__attribute__((always_inline)) inline void dot_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F16 (*sums)[kVectors]) {
+  using Place = BlockPlace<F, kTileRows>;
+  constexpr bool kHalves = F::kScaling == Scaling::kBlock16, kMinima = F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kBlockMin;
+  for (int unit = 0; unit < divide_up(groups, kUnitGroups); unit++) {
+    const uint8_t* group_scales = block + Place::scales(groups) + unit * kUnitGroups * kTileRows * F::kScaleBytes;
+    if (kFetch) __builtin_prefetch(group_scales + kAhead);
+    TileScales<F> scales;
+    scales.load(group_scales, block + Place::blocks(groups), lesser_groups(groups, unit));
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) {
+      I16 first[kCount][kVectorRows], last[kCount][kVectorRows];
+#pragma GCC unroll 4
+      for (int r = 0; r < kVectorRows; r++) {
+        const int row = v * kVectorRows + r;
+        if (kFetch) {
+          const uint8_t* codes = block + Place::codes(unit) + row * kUnitGroups * Place::kCodeBytes + kAhead;
+          __builtin_prefetch(codes);
+          if (Place::kCodeBytes == 32) __builtin_prefetch(codes + 64);
+          if (Place::kHighBytes && unit == 0) __builtin_prefetch(block + Place::high(groups) + row * 2 * Place::kHighBytes + kAhead);
+        }
+        const Codes codes = unpack<F>(block, row, unit, groups);
+#pragma GCC unroll 4
+        for (int p = 0; p < kCount; p++) {
+          const InputUnit& input = x[p * stride + unit];
+          first[p][r] = kHalves ? dot<0, 0>(codes, input) : dot<0, 1>(codes, input);
+          if constexpr (kHalves) last[p][r] = dot<1, 1>(codes, input);
+        }
+      }
+#pragma GCC unroll 4
+      for (int p = 0; p < kCount; p++) {
+        const InputUnit& input = x[p * stride + unit];
+        F16 scaled;
+        if constexpr (kHalves) {
+          scaled = to_floats(gather(first[p]) - of_groups(input.sums[0]) * F::kZero) * scales.scale[v];
+          scaled += to_floats(gather(last[p]) - of_groups(input.sums[1]) * F::kZero) * scales.second[v];
+        } else {
+          I16 total = gather(first[p]);
+          if constexpr (F::kZero != 0) total -= (of_groups(input.sums[0]) + of_groups(input.sums[1])) * F::kZero;
+          if constexpr (F::kScaling == Scaling::kScaleZero) total -= (of_groups(input.sums[0]) + of_groups(input.sums[1])) * scales.zero[v];
+          scaled = to_floats(total) * scales.scale[v];
+        }
+        if constexpr (kMinima) sums[p][v] += of_groups(input.total) * scales.second[v];
+        sums[p][v] += scaled * of_groups(input.scale);
+      }
+    }
+  }
+}
+
+// A last super-block with fewer groups.
+template <class F, int kCount, bool kFetch>
+__attribute__((noinline)) void dot_last_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F16 (*sums)[kVectors]) {
+  dot_block<F, kCount, kFetch>(block, x, stride, groups, sums);
+}
 
 // Dot products of all rows of a tile with kCount rows of the pass. kFetch: prefetch the tape.
 template <class F, int kCount, bool kFetch>
 inline void dot_lowbit(const uint8_t* tile, const InputUnit* x, int stride, int cols, float (*out)[kTileRows]) {
-  using Place = BlockPlace<F, kTileRows>;
-  constexpr bool kHalves = F::kScaling == Scaling::kBlock16;
   F16 sums[kCount][kVectors];
   for (int p = 0; p < kCount; p++)
     for (int v = 0; v < kVectors; v++) sums[p][v] = splat(0.0f);
-  const uint8_t* block = tile;
-  for (int left = divide_up(cols, kGroup), number = 0; left > 0;) {
-    const int groups = lesser(left, kBlockGroups);
-    TileScales<F> scales;
-    if constexpr (F::kPerBlock > 0) scales.load_block(block + Place::blocks(groups));
-    for (int unit = 0; unit * kUnitGroups < groups; unit++, number++) {
-      const uint8_t* group_scales = block + Place::scales(groups) + unit * kUnitGroups * kTileRows * F::kScaleBytes;
-      if (kFetch) __builtin_prefetch(group_scales + kAhead);
-      scales.load_groups(group_scales, lesser_groups(groups, unit));
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; v++) {
-        I16 first[kCount][kVectorRows], second[kCount][kVectorRows];
-#pragma GCC unroll 4
-        for (int r = 0; r < kVectorRows; r++) {
-          const int row = v * kVectorRows + r;
-          if (kFetch) {
-            const uint8_t* codes = block + Place::codes(unit) + row * kUnitGroups * Place::kCodeBytes + kAhead;
-            __builtin_prefetch(codes);
-            if (Place::kCodeBytes == 32) __builtin_prefetch(codes + 64);
-            if (Place::kHighBytes && unit == 0) __builtin_prefetch(block + Place::high(groups) + row * 2 * Place::kHighBytes + kAhead);
-          }
-          const Codes codes = unpack<F>(block, row, unit, groups);
-#pragma GCC unroll 4
-          for (int p = 0; p < kCount; p++) {
-            const InputUnit& input = x[p * stride + number];
-            first[p][r] = kHalves ? dot<0, 0>(codes, input) : dot<0, 1>(codes, input);
-            if constexpr (kHalves) second[p][r] = dot<1, 1>(codes, input);
-          }
-        }
-#pragma GCC unroll 4
-        for (int p = 0; p < kCount; p++) {
-          const InputUnit& input = x[p * stride + number];
-          const F16 input_scale = of_groups(input.scale);
-          I16 total = gather(first[p]), input_sum = of_groups(input.sums[0]);
-          F16& sum = sums[p][v];
-          if constexpr (kHalves) {
-            const I16 other = gather(second[p]) - of_groups(input.sums[1]) * F::kZero;
-            total = (total - input_sum * F::kZero) * scales.first[v] + other * scales.second[v];
-          } else {
-            input_sum += of_groups(input.sums[1]);
-            if constexpr (F::kZero != 0) total -= input_sum * F::kZero;
-            if constexpr (F::kScaling == Scaling::kScaleZero) total -= input_sum * scales.first[v];
-            if constexpr (F::kScaling == Scaling::kScaleMin) sum += (to_floats(input_sum) * input_scale) * scales.minimum[v];
-            if constexpr (F::kScaling == Scaling::kBlockMin) {
-              sum += (to_floats(input_sum * scales.second[v]) * input_scale) * scales.minimum[v];
-              total *= scales.first[v];
-            }
-          }
-          sum += (to_floats(total) * input_scale) * scales.scale[v];
-        }
-      }
-    }
-    block += Place::end(groups);
-    left -= groups;
+  int left = divide_up(cols, kGroup);
+  for (; left >= kBlockGroups; left -= kBlockGroups, x += kBlockGroups / kUnitGroups) {
+    dot_block<F, kCount, kFetch>(tile, x, stride, kBlockGroups, sums);
+    tile += BlockPlace<F, kTileRows>::end(kBlockGroups);
   }
+  if (left) dot_last_block<F, kCount, kFetch>(tile, x, stride, left, sums);
   for (int p = 0; p < kCount; p++)
     for (int r = 0; r < kTileRows; r++) {
       const F16& s = sums[p][r / kVectorRows];
