@@ -13,6 +13,7 @@ from monolane.model.data_file import is_there
 from monolane.model.format import FormatOf, all_bf16
 from monolane.model.gguf_weights import file_type, open_gguf
 from monolane.model.huggingface import open_folder, read_folder_config
+from monolane.model.huggingface_quants import QuantisedFolder
 from monolane.model.json_object import read_json_object
 from monolane.model.quantise import quantised
 from monolane.model.settings import shown
@@ -83,7 +84,8 @@ def _load_folder(folder: Path, progress: Progress | None) -> Model:
     _check_vocabulary(tokenizer, config, folder)
     chat = chat_template_from_folder(folder, tokenizer_config)
     stops = _folder_ends(folder, config, tokenizer)
-    return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops))
+    dtype = weights.dtype if isinstance(weights, QuantisedFolder) else "bf16"
+    return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops), dtype)
 
 
 def _folder_ends(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> set[int]:
