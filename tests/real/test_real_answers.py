@@ -99,7 +99,7 @@ def test_a_repetition_penalty_ends_a_loop(llm: LLM) -> None:
     assert len(set(penalised.token_ids)) > 6
 
 
-def test_timings_are_filled_in(llm: LLM) -> None:
+def test_timings_are_filled_in(llm: LLM, default_model_path: Path) -> None:
     timings = llm.generate("Rain is", SamplingParams(max_tokens=8, ignore_eos=True)).timings
     assert timings.prompt_tokens == len(llm.tokenizer.encode("Rain is"))
     assert timings.generated_tokens == 8
@@ -107,8 +107,8 @@ def test_timings_are_filled_in(llm: LLM) -> None:
     assert timings.first_token_s > 0
     assert timings.decode_us_per_token is not None
     assert timings.tokens_per_second == pytest.approx(1e6 / timings.decode_us_per_token)
-    # Every weight but the norms is read once: two bytes for each of about 134.5 million.
-    assert 260e6 < timings.bytes_per_token < 275e6
+    # Every weight but the norms is read once, as the file stores it: 134.5 million, most of them in 5 bits (Q4_1).
+    assert 0.9 < timings.bytes_per_token / default_model_path.stat().st_size < 1.1
 
 
 def test_the_second_turn_of_a_conversation_reuses_the_first(llm: LLM, default_model_path: Path) -> None:

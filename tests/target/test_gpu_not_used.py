@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -157,6 +158,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = byte_tokenizer()
     save_huggingface(folder, vocab_size=tokenizer.vocab_size)
     tokenizer._backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
     return folder
 
 
