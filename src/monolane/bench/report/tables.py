@@ -40,7 +40,7 @@ def table(found: list[dict[str, Any]]) -> str:
     decoded.sort(key=lambda result: float(result["us_per_token"]))
     on_gpu = [result for result in decoded if "gpu" in result["machine"]]
     on_cpu = [result for result in decoded if "gpu" not in result["machine"]]
-    parts = [_decode("GPU", on_gpu, "torch.compile"), _decode("CPU", on_cpu, "llama.cpp, bf16"), MORE]
+    parts = [_decode("GPU", on_gpu, "torch.compile"), _decode("CPU", on_cpu, "llama.cpp, same file"), MORE]
     return "\n\n".join(filter(None, parts))
 
 
