@@ -112,7 +112,7 @@ def poisoned(device: str) -> AbstractContextManager[object]:
 
 def set_deadline(target: Target, seconds: float) -> None:
     """How long a wait on the device may take, from the next launch on; the host is never less patient than before."""
-    target._launch.deadline_ns = int(seconds * 1e9)  # type: ignore[attr-defined]
+    target.launcher.launch.deadline_ns = int(seconds * 1e9)  # type: ignore[attr-defined]
     target.silent_s = max(target.silent_s, SILENT_DEADLINES * seconds)  # type: ignore[attr-defined]
 
 
@@ -158,7 +158,8 @@ def _last_logits(target: Target, vocab: int) -> Logits:
     """What the last token of the last run was chosen from, where it asked for logprobs. The CPU target does not keep
     that; but its passes give the same bits at any width."""
     logits = np.empty(vocab, np.float32)
-    target._context.download(target._launch.logits, logits)  # type: ignore[attr-defined]
+    launcher = target.launcher  # type: ignore[attr-defined]
+    launcher.context.download(launcher.launch.logits, logits)
     return logits
 
 

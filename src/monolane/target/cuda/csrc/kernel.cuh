@@ -6,7 +6,7 @@
 //
 //     warps 0-7   consumer warps: Consumer::run() executes the stages
 //     warp 8      producer warp: produce() streams the worker's tape into the ring
-//     warp 9      watchdog warp: watches the deadline and, in worker 0, talks to the host (watchdog.cuh)
+//     warp 9      watchdog warp: watches the deadline and, in the first worker, talks to the host (watchdog.cuh)
 //     warp 10     prefetch warp: prefetches constants and cache pages into L2 (prefetch.cuh)
 //     warp 11     exchange warp: sends to other lanes and receives from them what is not needed at once (exchange.cuh). With one lane it is idle:
 //                 registers move between warps in groups of four warps
@@ -38,7 +38,8 @@ class Consumer {
  public:
   MONOLANE_DEVICE void run() {
     const Request& request = monolane_launch.request;
-    if (worker_id() == 0 && thread_id() == 0) monolane_launch.outcome->start_ns = ptx::now_ns();
+    if (worker_here() == 0 && thread_id() == 0) monolane_launch.outcome->start_ns = ptx::now_ns();
+    if constexpr (kApart) meet_lanes();  // from here on the memory of every lane has been cleared for this request
     if (monolane_launch.adjusts_logits) note_prompt();
     if (request.token_count - request.cached > 1) *this = prefill(*this);
     // In prefill passes the upper slots of the ring held inputs. The fence orders those accesses before the bulk copies of decode passes into the
@@ -89,7 +90,7 @@ class Consumer {
       if constexpr (kCombines != 0) combine_stage<kPrefill>(now);
       project_stage<kPrefill, Head>(0, now, cursor);
       begin<kPrefill>(kStageCount - 1, now);
-      if (!monolane_launch.request.all_logits) sample(now);
+      if (!monolane_launch.request.all_logits) sample<kPrefill>(now);
       mark<kPrefill>(kStageCount - 1, 2);
     }
     if (failed_together()) left_ = true;
@@ -106,14 +107,14 @@ class Consumer {
   }
 
   // Where the tags would run out before the next pass ends, renew_tags() clears all tagged words and begins with tag 1 again. Between two passes the
-  // only tagged words that a worker may still have to read are those of the chosen token; the first grid barrier waits until every worker has read
+  // only tagged words that a worker may still have to read are those of the chosen token; the first barrier waits until every worker has read
   // them, the second until every word is cleared.
   MONOLANE_NOINLINE static void clear_words() {
-    grid_barrier();
+    all_lanes_barrier();
     Word4* words = reinterpret_cast<Word4*>(monolane_launch.activation_words);
-    for (int64_t i = worker_id() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkers * kConsumers)
+    for (int64_t i = worker_here() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkersHere * kConsumers)
       words[i] = {0, 0, 0, 0};
-    grid_barrier();
+    all_lanes_barrier();
   }
   MONOLANE_DEVICE void renew_tags() {
     clear_words();
@@ -154,7 +155,17 @@ class Consumer {
     if (!kTraced || kPrefill || thread_id() != 0) return;
     const int64_t pass = decode_passes_ - monolane_launch.trace_from;
     if (pass < 0 || pass >= monolane_launch.trace_passes) return;
-    monolane_launch.trace[((pass * kWorkers + worker_id()) * kStageCount + s) * 3 + what] = ptx::now_ns();
+    monolane_launch.trace[((pass * kWorkersHere + worker_here()) * kStageCount + s) * 3 + what] = ptx::now_ns();
+  }
+
+  // The trace also has the time that the first thread of a worker waits for other lanes in a stage of a decode pass: the exchange that is exposed.
+  MONOLANE_DEVICE static int64_t lane_wait_begins() { return kTraced && thread_id() == 0 ? ptx::now_ns() : 0; }
+  template <bool kPrefill>
+  MONOLANE_DEVICE void lane_wait_ends(int s, int64_t since) const {
+    if (!kTraced || kPrefill || thread_id() != 0) return;
+    const int64_t pass = decode_passes_ - monolane_launch.trace_from;
+    if (pass < 0 || pass >= monolane_launch.trace_passes) return;
+    monolane_launch.lane_waits[(pass * kWorkersHere + worker_here()) * kStageCount + s] += ptx::now_ns() - since;
   }
 
   // Tests make one worker wait here, to see that the other workers report it.
@@ -236,7 +247,11 @@ class Consumer {
     const auto prepare = [&] {
       const float scale = finish_prepare<P>(prepare_decode<P>(tiles.layer, now));
       mark<false>(tiles.stage, 1);
-      if (late) await_late_sums();
+      if (late) {
+        const int64_t since = lane_wait_begins();
+        await_late_sums();
+        lane_wait_ends<false>(tiles.stage, since);
+      }
       return scale;
     };
     // The bias of the first output row that this thread will finish is loaded now. Loaded in finish(), it would be waited for after the last MMA,
@@ -407,7 +422,10 @@ class Consumer {
     if (kPrefill ? exchange.sends : !exchange.late) send(slot, row, output_row, own, step_);
     if (!exchange.late) {
       note_wait(kWaitLanes);
-      return receive(slot, row, output_row, step_).sum(own);
+      const int64_t since = lane_wait_begins();
+      const float sum = receive(slot, row, output_row, step_).sum(own);
+      lane_wait_ends<kPrefill>(tiles.stage, since);
+      return sum;
     }
     float late = 0.0f;
     if (!kPrefill) {
@@ -438,7 +456,9 @@ class Consumer {
         float v = shared::residual()[row * kMaxOwnedRows + i];
         if (LaneStream::kNorm != kNone) v *= scale * norm_weights<LaneStream>(0)[element];
         send(slot, row, element, v, step_);
+        const int64_t since = lane_wait_begins();
         const Arrivals others = receive(slot, row, element, step_);
+        lane_wait_ends<kPrefill>(kStage, since);
         if (kConcatenates) {
 #pragma unroll
           for (int from = 0; from < kLanes; from++) publish_activation<kPrefill>(kCombined, from * kHidden + element, row, others.value(from, v), step_);
@@ -466,14 +486,26 @@ class Consumer {
     return scale;
   }
 
+  // The highest rank of all workers, which is all that a plain greedy request needs.
+  template <bool kPrefill>
+  MONOLANE_DEVICE uint64_t highest_rank() const {
+    uint64_t rank = max_of_block(await_best(step_ - 1, kBest));
+    if constexpr (kApart) {
+      const int64_t since = lane_wait_begins();
+      rank = max_of_block(of_each_lane(rank, kBest, step_ - 1));
+      lane_wait_ends<kPrefill>(kStageCount - 1, since);
+    }
+    return rank;
+  }
+
   // The sampling stage: all workers choose the same token, and worker 0 posts it to its watchdog warp for the host. A stop token, the limit of
   // tokens, an abort, or a logit that is not a number ends the request.
+  template <bool kPrefill>
   MONOLANE_DEVICE void sample(const Pass& now) {
     const Request& request = monolane_launch.request;
     note_wait(kWaitToken);
     const int made = now.start + now.rows - static_cast<int>(request.token_count);  // tokens of the answer before this one
-    const uint32_t token =
-        monolane_launch.plain_greedy ? token_of(max_of_block(await_best(step_ - 1, kBest))) : choose(now.start + now.rows, made, step_);
+    const uint32_t token = monolane_launch.plain_greedy ? token_of(highest_rank<kPrefill>()) : choose(now.start + now.rows, made, step_);
     if (shared::failed()) return;  // waits ended early, so the token is meaningless
     if (token == kAbortToken || token == kNoToken) return end(token == kNoToken ? kNotANumber : kAborted);
     token_ = static_cast<int32_t>(token);
@@ -502,7 +534,7 @@ class Consumer {
 // The producer warp: streams the tape for the same passes in the same order as Consumer::run(). Its first thread issues all copies.
 MONOLANE_DEVICE void produce() {
   const Request& request = monolane_launch.request;
-  const uint8_t* tape = monolane_launch.tapes[worker_id()];
+  const uint8_t* tape = monolane_launch.tapes[worker_here()];
   const int count = static_cast<int>(request.token_count);
   int position = static_cast<int>(request.cached);
   bool going = true;

@@ -298,13 +298,33 @@ MONOLANE_DEVICE void fence_proxy_async_global() {}
 MONOLANE_DEVICE void fence_proxy_async_shared() {}
 MONOLANE_DEVICE void fence() { __atomic_fetch_add(&emulate::fences, 1, __ATOMIC_ACQ_REL); }
 
-// --- host memory ---
+// --- memory of the host, and of lanes on other GPUs ---
 
 MONOLANE_DEVICE uint32_t load_system(const uint32_t* p) {
   emulate::poll("load_system");
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
+MONOLANE_DEVICE uint64_t load_system(const uint64_t* p) {
+  emulate::poll("load_system(uint64_t)");
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE uint64_t load_system_acquire(const uint64_t* p) {
+  emulate::poll("load_system_acquire");
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+MONOLANE_DEVICE void store_system(uint32_t* p, uint32_t v) {
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE void store_system(uint64_t* p, uint64_t v) {
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
 MONOLANE_DEVICE void store_system_release(uint32_t* p, uint32_t v) {
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+MONOLANE_DEVICE void store_system_release(uint64_t* p, uint64_t v) {
   emulate::act();
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
