@@ -40,6 +40,7 @@ class Options:
     device: str = "auto"
     workers: int | None = None
     lanes: int | None = None
+    placement: str = "together"
     contexts: tuple[int, ...] = ()
     tokens: int | None = None  # None: the default of the device
     rounds: int = 5
@@ -72,6 +73,7 @@ class Options:
         words += ["--device", self.device] if self.device != "auto" else []
         words += ["--workers", str(self.workers)] if self.workers else []
         words += ["--lanes", str(self.lanes)] if self.lanes else []
+        words += ["--placement", self.placement] if self.placement != "together" else []
         words += ["--context", ",".join(map(lengths.spelled, self.contexts))] if self.contexts else []
         words += ["--tokens", str(self.tokens)] if self.tokens else []
         words += ["--workflow", str(self.workflow)] if self.workflow else ["--rounds", str(self.rounds)]
@@ -181,6 +183,7 @@ def _opened(
         device=options.device,
         workers=options.workers,
         lanes=options.lanes,
+        placement=options.placement,
         context=context,
         progress=progress,
     )

@@ -45,7 +45,7 @@ def map_shared(context: Context, size: int, file: int | None, handle: bytes) -> 
         received = driver.CUipcMemHandle()
         received.reserved = handle
         flag = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-        return int(call(driver.cuIpcOpenMemHandle(received, flag)))
+        return int(call(driver.cuIpcOpenMemHandle(received, int(flag))))
     return _import(context, file, _whole(context.device, size))
 
 

@@ -227,11 +227,17 @@ class CudaRun:
             raise
 
     def _require_lanes(self) -> None:
-        """TargetError where the process of another lane has ended."""
-        others = self._target.others
-        if others and (problem := others.problem()) is not None:
-            self._target.give_up()
-            raise TargetError(f"{problem}.", "Load the model again.")
+        """TargetError where the process of another lane has ended. The kernel of this one ends at its deadline; that is
+        waited for, because a process that ends while its kernel runs may disturb others under MPS."""
+        others, launcher = self._target.others, self._target.launcher
+        if not others or (problem := others.problem()) is None:
+            return
+        self._target.give_up()
+        end_s = time.monotonic() + launcher.launch.deadline_ns / 1e9 + WATCH_S
+        with suppress(TargetError):
+            while launcher.running() and time.monotonic() < end_s:
+                time.sleep(POLL_S)
+        raise TargetError(f"{problem}.", "Load the model again.")
 
     def _finish(self, status: int) -> Finish:
         if status == structs.Status.NOT_A_NUMBER:

@@ -83,7 +83,7 @@ MONOLANE_DEVICE void lane_barrier() {
 // place in it to the same place of another launch. Lanes only ever store to each other's memory; each reads its own.
 template <class T>
 MONOLANE_DEVICE T* at_lane(int to, T* here) {
-  if constexpr (kApart) return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(here) + monolane_launch.peers[to]);
+  if constexpr (kApart) return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(here) + monolane_launch.peers[ptx::hidden(to)]);
   return here;
 }
 // Waits until all lanes have passed as many grid barriers of the same request. One worker of each launch stores their number to all of them, and all

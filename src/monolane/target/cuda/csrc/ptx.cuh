@@ -44,6 +44,11 @@ MONOLANE_DEVICE int thread_index() {
   return t;
 }
 MONOLANE_DEVICE int block_index() { return blockIdx.x; }
+// The same for another value: what is computed from it is computed again at every use.
+MONOLANE_DEVICE int hidden(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
 
 // All dynamic shared memory of the thread block, aligned to 128 bytes.
 MONOLANE_DEVICE char* shared_memory() {

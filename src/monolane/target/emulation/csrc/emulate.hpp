@@ -129,6 +129,7 @@ namespace ptx {
 
 MONOLANE_DEVICE int thread_index() { return emulate::thread(); }
 MONOLANE_DEVICE int block_index() { return emulate::block().index; }
+MONOLANE_DEVICE int hidden(int v) { return v; }
 
 MONOLANE_DEVICE char* shared_memory() { return emulate::block().shared; }
 
