@@ -23,6 +23,7 @@ LONGEST = (
     "tests/target/test_cuda_targets.py",
     "tests/target/test_cuda_races.py",
     "tests/target/test_cuda_lanes.py",
+    "tests/target/test_cuda_lanes_apart.py",
     "tests/target/test_cuda_drawing.py",
     "tests/target/test_lanes.py",
 )

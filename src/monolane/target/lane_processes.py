@@ -96,7 +96,8 @@ class LaneProcesses:
         return next((process.problem() for process in self._processes if process.lane == lane), None)
 
     def reports(self, wait_s: float) -> list[dict[str, int]]:
-        """What those lanes say that found themselves stuck, within so many seconds."""
+        """What those lanes say that found themselves stuck, within so many seconds. TargetError where a process does
+        not even say that the request has ended."""
         end_s = time.monotonic() + wait_s
         return [report for process in self._processes if (report := process.report(end_s))]
 
@@ -154,16 +155,16 @@ class _LaneProcess:
             self.is_running = False
 
     def report(self, end_s: float) -> dict[str, int] | None:
-        """Where the lane got stuck, if it says so in time."""
-        while self.is_running and self._channel.has_message(max(0.0, end_s - time.monotonic())):
-            received = self._channel.receive()
-            if received is None:
-                return None
-            self.is_running = received[0].get("is") != "ended"
-            if "report" in received[0]:
-                report: dict[str, int] = received[0]["report"]
-                return report
-        return None
+        """Where the lane got stuck; None where it only ended with the others."""
+        if not self.is_running:
+            return None
+        received = self._channel.receive() if self._channel.has_message(max(0.0, end_s - time.monotonic())) else None
+        if received is None:
+            problem = self.problem() or f"The process of lane {self.lane} does not answer"
+            raise TargetError(f"{problem}.", "Load the model again.")
+        self.is_running = received[0].get("is") != "ended"
+        report: dict[str, int] | None = received[0].get("report")
+        return report
 
     def problem(self, wait_s: float = 0.1) -> str | None:
         """How the process has ended; None where it has not."""

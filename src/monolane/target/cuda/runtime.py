@@ -27,6 +27,7 @@ SILENT_DEADLINES = 10  # without progress, after which the host gives up a kerne
 POLL_S = 20e-6  # between two reads of the pinned memory: far below the time of a token
 WATCH_S = 0.05  # between two looks at the processes of other lanes
 REPORTS_S = 0.15  # for other lanes to say where they got stuck
+DEATH_S = 0.3  # for a process that has disturbed this one to have ended
 WAITED_FOR = {
     WaitReason.WAIT_COPY: "a copy of weights",
     WaitReason.WAIT_ACTIVATIONS: "activations",
@@ -222,8 +223,11 @@ class CudaRun:
     def _running(self) -> bool:
         try:
             return self._target.launcher.running()
-        except TargetError:
-            self._require_lanes()  # a process that dies may take what runs on the same GPU with it
+        except TargetError:  # a process that dies may take what runs on the same GPU with it
+            end_s = time.monotonic() + DEATH_S
+            while time.monotonic() < end_s:
+                self._require_lanes()
+                time.sleep(WATCH_S)
             raise
 
     def _require_lanes(self) -> None:
@@ -247,9 +251,8 @@ class CudaRun:
         self._require_lanes()
         reports = [self._outcome.report()] if status == structs.Status.STUCK else []
         reports += self._target.others.reports(REPORTS_S) if self._target.others else []
-        self._require_lanes()
         if not reports:
-            raise TargetError("A lane got stuck, and does not say which.", "Load the model again.")
+            raise TargetError("The kernel ended, and no lane says why.", "Load the model again.")
         raise self._stuck(min(reports, key=lambda report: report["step"]))  # all others waited for that one
 
     def _stuck(self, report: dict[str, int]) -> TargetError:
