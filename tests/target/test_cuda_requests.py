@@ -157,7 +157,7 @@ def test_a_kernel_that_shows_no_life_is_given_up(model: RandomModel, monkeypatch
     end = threading.Event()
     with opened(model.config, model.weights, 64, device="emulated") as target:
         context = target.launcher.context  # type: ignore[attr-defined]
-        monkeypatch.setattr(context, "launch", lambda *_: context.start(end.wait))
+        monkeypatch.setattr(context, "launch", lambda *_, **__: context.start(end.wait))
         monkeypatch.setattr(target, "silent_s", 0.05)
         with pytest.raises(TargetError, match=r"no sign of life for 0\.05 s"):
             run(target, asked(model, max_tokens=2))
