@@ -96,7 +96,7 @@ def test_generate_writes_the_answer_and_nothing_else_to_stdout(terminal: Termina
     assert "5 tokens" in err
     assert "tok/s" in err
     assert list(target.requests[0].tokens) == encode("The sky is ")
-    machine = {"device": "auto", "workers": 2, "lanes": None, "placement": "together", "context": 99}
+    machine = {"device": "auto", "workers": 2, "lanes": None, "placement": "together", "quantise": None, "context": 99}
     assert terminal.opened == [{"model": "some-model"} | machine]
 
 

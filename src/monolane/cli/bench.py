@@ -66,6 +66,7 @@ def bench(
     device: options.Device = "auto",
     workers: options.Workers = None,
     lanes: options.Lanes = None,
+    weights: options.Weights = None,
 ) -> None:
     """Measure a model on this machine: decode speed, first token, throughput, beside the ceiling and beside others."""
     from monolane.bench.measure import lengths, run
@@ -82,6 +83,7 @@ def bench(
         device=device,
         workers=workers,
         lanes=lanes,
+        weights=weights,
         contexts=lengths.parse_lengths(context, "--context"),
         tokens=tokens,
         rounds=rounds,

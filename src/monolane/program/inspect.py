@@ -84,7 +84,9 @@ def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     if isinstance(stage, Combine):
         prepared, lanes = "norm" if stage.norm else "", stage.joining.value
     if isinstance(stage, Project):
-        matrix = f"{stage.matrix.rows} x {stage.matrix.cols} {stage.matrix.format.name}"
+        format = stage.matrix.format
+        bits = f" ({format.bits:.3g} bits)" if format.is_low_bit else ""
+        matrix = f"{stage.matrix.rows} x {stage.matrix.cols} {format.name}{bits}"
         size = f"{plan.layout.tiles(stage) * plan.layout.tile_bytes(stage) / MEGA:.2f}"
         prepared = "norm" if isinstance(stage.input, Norm) else "merge" if isinstance(stage.input, Merge) else ""
         lanes = _exchanged(stage, plan.program.lanes)

@@ -3,6 +3,7 @@
 A tile holds a few rows over all columns. Inside it the k-blocks follow each other, and inside a k-block the rows:
 [k-block][row][k]. A CPU reads one cache line (32 bf16) of each row in turn. A warp of a GPU loads a fragment at once:
 one k-block of a whole tile, or two of a half tile. Rows and columns are padded with zeros to whole tiles and fragments.
+That is bf16; the tiles of low-bit formats are those of ``tiles.py``, padded to whole groups of 32 columns.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.model.weights import Bf16Bits
+from monolane.model.format import GROUP, Floats, QuantRows, groups_of
+from monolane.model.weights import Bf16Bits, from_bf16
+from monolane.program import tiles
 from monolane.program.stage import Output, Project
 
 
@@ -38,31 +41,35 @@ class Layout:
         return -(-stage.matrix.rows // self.rows(stage))
 
     def padded_cols(self, stage: Project) -> int:
-        columns = self.fragment_cols(stage)
+        columns = GROUP if stage.matrix.format.is_low_bit else self.fragment_cols(stage)
         return -(-stage.matrix.cols // columns) * columns
 
     def tile_bytes(self, stage: Project) -> int:
-        return self.rows(stage) * self.padded_cols(stage) * stage.matrix.format.bits // 8
+        return self.rows(stage) * stage.matrix.format.row_bytes(self.padded_cols(stage))
 
-    def pack(self, rows: Bf16Bits, stage: Project) -> NDArray[np.uint8]:
+    def pack(self, rows: Bf16Bits | QuantRows, stage: Project) -> NDArray[np.uint8]:
         """Pack consecutive rows into whole tiles. Missing rows of the last tile, and missing columns, become zeros."""
+        if isinstance(rows, QuantRows):
+            return tiles.pack(rows, self.rows(stage))
         tile_rows, padded = self.rows(stage), self.padded_cols(stage)
-        tiles = -(-len(rows) // tile_rows)
-        if len(rows) != tiles * tile_rows or rows.shape[1] != padded:
-            full = np.zeros((tiles * tile_rows, padded), np.uint16)
+        count = -(-len(rows) // tile_rows)
+        if len(rows) != count * tile_rows or rows.shape[1] != padded:
+            full = np.zeros((count * tile_rows, padded), np.uint16)
             full[: len(rows), : rows.shape[1]] = rows
             rows = full
-        blocks = rows.reshape(tiles, tile_rows, padded // self.k_block, self.k_block).transpose(0, 2, 1, 3)
+        blocks = rows.reshape(count, tile_rows, padded // self.k_block, self.k_block).transpose(0, 2, 1, 3)
         return np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
 
+    def values(self, tape: NDArray[np.uint8], stage: Project) -> Floats:
+        """The weights of whole tiles in fp32, including padding rows, without padding columns."""
+        matrix = stage.matrix
+        if matrix.format.is_low_bit:
+            rows = tiles.unpack(tape, matrix.format, groups_of(matrix.cols), self.rows(stage))
+            return rows.values(matrix.cols)
+        return from_bf16(self.unpack(tape, stage))
+
     def unpack(self, tape: NDArray[np.uint8], stage: Project) -> Bf16Bits:
-        """The rows of whole tiles, including padding rows, without padding columns."""
+        """The rows of whole tiles in bf16, including padding rows, without padding columns."""
         padded = self.padded_cols(stage)
         blocks = tape.view(np.uint16).reshape(-1, padded // self.k_block, self.rows(stage), self.k_block)
         return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).reshape(-1, padded)[:, : stage.matrix.cols]
-
-    def row(self, tape: NDArray[np.uint8], stage: Project, row: int) -> Bf16Bits:
-        """One row of a tile, without padding: the embedding of a token where it is tied to the head."""
-        tile_rows = self.rows(stage)
-        blocks = tape.view(np.uint16).reshape(-1, tile_rows, self.k_block)
-        return np.ascontiguousarray(blocks[:, row % tile_rows]).reshape(-1)[: stage.matrix.cols]

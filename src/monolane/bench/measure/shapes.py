@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from monolane.errors import UsageError
 from monolane.model.config import LaneConfig, ModelConfig, Rope
-from monolane.model.weights import Bf16Bits, expected_shapes, to_bf16
+from monolane.model.weights import Bf16Bits, Unquantised, expected_shapes, to_bf16
 
 _LLAMA3, _QWEN = Rope(500000.0), Rope(1e6)
 
@@ -82,11 +82,11 @@ def named(shape: str) -> ModelConfig:
     return SHAPES[shape]
 
 
-class MadeUpWeights:
+class MadeUpWeights(Unquantised):
     """Random weights of about the usual magnitude. All are taken from one pool of some 4 million random numbers, which
     is as fast as copying memory."""
 
-    widened = False
+    converted = False
     identity = "made up"
 
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:

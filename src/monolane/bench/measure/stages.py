@@ -23,7 +23,7 @@ def measure(subject: Subject) -> dict[str, Any] | None:
     return {
         "benchmark": "stages",
         "model": subject.name,
-        "dtype": "bf16",
+        "dtype": subject.dtype,
         "device": subject.target.name,
         "us_per_token": trace.us_per_token,
         "us_per_token_traced": float(trace.critical.sum(1).mean()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,11 @@ class Subject:
         """cuda, cpu or interpreter: the first word of the target's name."""
         return self.target.name.split()[0]
 
+    @property
+    def dtype(self) -> str:
+        """The format of the weights that are streamed. A GPU widens all to bf16."""
+        return "bf16" if self.kind == "cuda" else self.model.dtype
+
     def prompt(self, tokens: int, number: int = 0) -> list[int]:
         """A prompt of this many tokens. Prompts of different numbers differ from their first token on."""
         if not self.real:
@@ -50,17 +55,26 @@ class Subject:
         return [words[(first + place) % len(words)] for place in range(tokens)]
 
 
-def find_model(model: str | None, shape: str | None, progress: Progress) -> tuple[str, Model]:
-    """Load a model given by name, folder or file, or make one of a shape; returns its name for results, and it."""
+def find_model(
+    model: str | None, shape: str | None, progress: Progress, quantise: str | None = None
+) -> tuple[str, Model]:
+    """Load a model given by name, folder or file, or make one of a shape; returns its name for results, and it.
+    ``quantise``: its weights as "q8" or "q4"."""
     if (model is None) == (shape is None):
         raise UsageError("What is to be measured is not clear.", "Give either a model or --shape NAME.")
     if shape is not None:
-        return shape, _made_up(shape)
+        return shape, _quantised(_made_up(shape), quantise)
     from monolane.model.fetch import resolve
     from monolane.model.load import load_model
 
     found = load_model(resolve(str(model), progress), progress)
-    return Path(str(model)).name, found
+    return Path(str(model)).name, _quantised(found, quantise)
+
+
+def _quantised(model: Model, kind: str | None) -> Model:
+    from monolane.model.quantise import quantised
+
+    return model if kind is None else replace(model, weights=quantised(model.weights, kind), dtype=kind)
 
 
 def _made_up(shape: str) -> Model:

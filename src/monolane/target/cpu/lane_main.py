@@ -59,7 +59,7 @@ class _Follower:
         pieces = [SharedMemory(file, size) for file, size in zip(files, setup["sizes"], strict=True)]
         close_files(files)
         shared, segments, constants, *rest = pieces
-        table = rest.pop(0).array.view(np.uint16) if setup["has_table"] else None
+        table = rest.pop(0).array if setup["has_table"] else None
         lane = native.LaneMemory([part.array for part in rest], constants.array.view(np.float32))
         count = segments.size // ctypes.sizeof(structs.Segment)
         place = native.Place(setup["threads"], setup["processors"], setup["lane"], shared.address)

@@ -11,7 +11,7 @@ import numpy as np
 from monolane.cache import human_size
 from monolane.errors import MonolaneError, ResourceError, UnsupportedModelError, UsageError
 from monolane.model.config import ModelConfig
-from monolane.model.weights import Weights
+from monolane.model.weights import Weights, expected_shapes
 from monolane.program.build import build_program
 from monolane.program.check import check
 from monolane.program.layout import Layout
@@ -151,6 +151,8 @@ def open_cuda(
             f"Untried on this GPU: {device.name} ({device.architecture}). The kernel is compiled for it, but has only "
             "run on an H200 so far; device='cpu' (--device cpu) leaves it alone."
         )
+    if any(weights.format(name).is_low_bit for name, shape in expected_shapes(config) if len(shape) == 2):
+        progress.note("Low-bit weights are widened to bf16 on a GPU.")
     plan = cuda_plan(config, device.processors, lanes)
     source = generate(plan, device.shared_limit)
     gpu = Context(device)
