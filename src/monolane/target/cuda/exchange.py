@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monolane.program.stage import Combine, Joining, Norm, Program, Project
+from monolane.program.stage import Combine, Joining, Norm, Program, Project, continues
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 from monolane.target.generate import literal
@@ -72,7 +72,8 @@ def definitions(program: Program) -> list[str]:
 
 def _first_stages(program: Program, projections: list[list[Project]]) -> list[str]:
     """The stage of each exchanging projection in the first layer."""
-    return [str(program.stages.index(stages[0])) for stages in projections] or ["0"]
+    before = [program.stages[: program.stages.index(stages[0])] for stages in projections]
+    return [str(sum(not continues(stage) for stage in stages)) for stages in before] or ["0"]
 
 
 def _table(stages: list[Project]) -> str:
@@ -98,13 +99,13 @@ def _combined_type(
     fields = {
         "int kCols": program.hidden,
         "int kFragmentCols": 32,
-        "int kFragments": -(-program.hidden // 32),
         "int kNorm": offsets[norm.weight.name] if norm else -1,
         "float kEps": literal(norm.eps if norm else 0.0),
         "int kReads": buffers[combine.reads] if combine else 0,
     }
     return [
         "struct LaneStream {  // the residual stream of a lane, as the stage that combines streams reads it",
+        "  using Format = Bf16;",
         *(f"  static constexpr {name} = {value};" for name, value in fields.items()),
         "};",
     ]

@@ -11,13 +11,14 @@ import numpy as np
 from monolane.cache import human_size
 from monolane.errors import MonolaneError, ResourceError, UnsupportedModelError, UsageError
 from monolane.model.config import ModelConfig
-from monolane.model.weights import Weights, expected_shapes
+from monolane.model.format import FormatOf, all_bf16
+from monolane.model.weights import Weights
 from monolane.program.build import build_program
 from monolane.program.check import check
 from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
-from monolane.program.shard import Shard
-from monolane.program.stage import Program, Splitting
+from monolane.program.shard import Shard, lane_formats
+from monolane.program.stage import Output, Program, Splitting
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_lanes
 from monolane.progress import Progress
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from monolane.target.cuda.driver import Device, Kernel
     from monolane.target.cuda.runtime import CudaTarget
 
-HALVED = replace(LAYOUT, name="rows8-4", halves_residual=True)
+WHOLE = replace(LAYOUT, whole_blocks=True)
+HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may stream more than an equal share of a stage, to level the tapes
 SPARE_BYTES = 512 << 20  # of GPU memory for the driver and for the arrays of requests
 
@@ -107,9 +109,9 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1) -> Plan:
+def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: FormatOf = all_bf16) -> Plan:
     """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
-    SMs evenly, and those that are left over are idle."""
+    SMs evenly, and those that are left over are idle. ``formats``: those of the model's matrices."""
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
         raise UsageError(
@@ -117,22 +119,27 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1) -> Plan:
             f"Choose at most {min(MAX_LANES, processors)} lanes, or device='cpu'.",
         )
     most = max(1, min(MAX_SPLITS, workers // Shard(config, lanes).kv_heads))
-    program = build_program(config, splitting=Splitting(SPLIT_PAGES * PAGE_TOKENS, most), lanes=lanes)
+    formats = lane_formats(formats, Shard(config, lanes)) if lanes > 1 else formats
+    splitting = Splitting(SPLIT_PAGES * PAGE_TOKENS, most)
+    program = build_program(config, splitting=splitting, lanes=lanes, formats=formats)
     plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES)
     check(plan)
     return plan
 
 
 def _layout(program: Program, workers: int) -> Layout:
-    """Half tiles only where the largest share of the residual stream gets smaller: they double the loads of input."""
+    """Half tiles only where the largest share of the residual stream gets smaller: they double the loads of input.
+    Tiles of low-bit weights are whole."""
     stage = program.projections[residual_projection(program)]
-    return min((LAYOUT, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
+    if any(other.matrix.format.is_low_bit for other in program.projections if other.output is Output.RESIDUAL):
+        return WHOLE
+    return min((WHOLE, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
 
 
 def memory_needed(plan: Plan, context: int) -> int:
     """Bytes of GPU memory that a loaded model takes, with one KV cache."""
     program = plan.program
-    table = 2 * program.table.rows * program.table.cols if program.table else 0
+    table = program.table.rows * program.table.format.row_bytes(program.table.cols) if program.table else 0
     rotations = 4 * program.attention.head_dim * context
     _, constants = constant_offsets(program)
     weights = program.lanes * (plan.bytes_per_token + 4 * constants) + table
@@ -151,9 +158,7 @@ def open_cuda(
             f"Untried on this GPU: {device.name} ({device.architecture}). The kernel is compiled for it, but has only "
             "run on an H200 so far; device='cpu' (--device cpu) leaves it alone."
         )
-    if any(weights.format(name).is_low_bit for name, shape in expected_shapes(config) if len(shape) == 2):
-        progress.note("Low-bit weights are widened to bf16 on a GPU.")
-    plan = cuda_plan(config, device.processors, lanes)
+    plan = cuda_plan(config, device.processors, lanes, weights.format)
     source = generate(plan, device.shared_limit)
     gpu = Context(device)
     needed, free = memory_needed(plan, context), gpu.free_memory()

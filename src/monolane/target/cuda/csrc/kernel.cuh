@@ -33,6 +33,8 @@ MONOLANE_DEVICE Pass prefill_pass(int position, int count) {
   return {position, rows, position + rows == count};
 }
 
+constexpr int kFirstStage = 1;  // of the first layer: it reads the embedding
+
 // The consumer warps of a worker. All their threads execute run() and hold the same values of its members.
 class Consumer {
  public:
@@ -81,13 +83,14 @@ class Consumer {
     mark<kPrefill>(0, 2);
 #pragma unroll 1
     for (int layer = 0; layer < kLayers; layer++, layers_++) {
-      project_stage<kPrefill, Projection<0>>(layer, now, cursor);
+      layer_projections<kPrefill, 0, kProjectionsBeforeAttention>(layer, now, cursor);
       attend_stage<kPrefill>(layer, now, cursor);
-      layer_projections<kPrefill, 1>(layer, now, cursor);
+      layer_projections<kPrefill, kProjectionsBeforeAttention, kProjectionsPerLayer>(layer, now, cursor);
     }
     if (now.last_of_prompt || monolane_launch.request.all_logits) {
       if constexpr (kCombines != 0) combine_stage<kPrefill>(now);
-      project_stage<kPrefill, Head>(0, now, cursor);
+      StageInput input;
+      project_stage<kPrefill, Head>(0, now, cursor, input);
       begin<kPrefill>(kStageCount - 1, now);
       if (!monolane_launch.request.all_logits) sample(now);
       mark<kPrefill>(kStageCount - 1, 2);
@@ -97,12 +100,37 @@ class Consumer {
     decode_passes_ += !kPrefill;
   }
 
-  template <bool kPrefill, int kIndex>
-  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor) {
-    if constexpr (kIndex < kProjectionsPerLayer) {
-      project_stage<kPrefill, Projection<kIndex>>(layer, now, cursor);
-      layer_projections<kPrefill, kIndex + 1>(layer, now, cursor);
+  // What shared memory holds of the input of the current stage. Where several projections with weights in different formats are one stage, the first one
+  // prepares the input for all those that take the same numbers.
+  struct StageInput {
+    enum { kNothing, kForBf16, kForLowBit } what = kNothing;
+    float scale = 1.0f;  // of a decode pass: the norm's
+
+    template <class P>
+    MONOLANE_DEVICE bool is_for() const {
+      return P::kContinues && what == kind_of<P>();
     }
+    template <class P>
+    MONOLANE_DEVICE static constexpr auto kind_of() {
+      return P::Format::kIsLowBit ? kForLowBit : kForBf16;
+    }
+  };
+
+  // Projections [kFirst, kEnd) of a layer. The first one begins a stage.
+  template <bool kPrefill, int kFirst, int kEnd>
+  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor) {
+    if constexpr (kFirst < kEnd) {
+      StageInput input;
+      layer_projections<kPrefill, kFirst, kEnd>(layer, now, cursor, input);
+    }
+  }
+  template <bool kPrefill, int kIndex, int kEnd>
+  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor, StageInput& input) {
+    for_layer<kIndex>(layer, [&](auto projection) { project_stage<kPrefill, decltype(projection)>(layer, now, cursor, input); });
+    if constexpr (Projection<kIndex>::kEndsStage)
+      layer_projections<kPrefill, kIndex + 1, kEnd>(layer, now, cursor);
+    else
+      layer_projections<kPrefill, kIndex + 1, kEnd>(layer, now, cursor, input);
   }
 
   // Where the tags would run out before the next pass ends, renew_tags() clears all tagged words and begins with tag 1 again. Between two passes the
@@ -193,26 +221,26 @@ class Consumer {
     return kPrefill ? monolane_launch.request.tokens[now.start + row] : token_;
   }
 
-  // The stage of one projection. For the output head it also publishes the rank of this worker's best token.
+  // The stage of one projection, or a part of it. For the output head it also publishes the rank of this worker's best token.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void project_stage(int layer, const Pass& now, Cursor<kPrefill>& cursor) {
+  MONOLANE_DEVICE void project_stage(int layer, const Pass& now, Cursor<kPrefill>& cursor, StageInput& input) {
     constexpr bool kHead = P::kIsHead;
     const int s = P::kStage + layer * kStagesPerLayer;
-    begin<kPrefill>(s, now);
+    if (!P::kContinues) begin<kPrefill>(s, now);
     const Own own = shared::own()[P::kFirst + layer * kProjectionsPerLayer];
     const StageTiles tiles{s, layer, own.tiles, (own.first_tile * P::kTileRows) >> (P::kOutput == Output::kGate)};
     // Orders this pass's stores to the cache before what this worker publishes next: a worker that sees the latter sees the new keys and values.
     if (kHead) ptx::fence();
-    if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && P::kNorm != kNone)
+    if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && P::kNorm != kNone && !P::kContinues)
       if (!kHead || monolane_launch.request.all_logits) prepare_shared<P>(layer, now);
     uint64_t best = 0;
     if (own.tiles) {
       if constexpr (!kPrefill)
-        project_decode<P>(tiles, now, cursor, best);
+        project_decode<P>(tiles, now, cursor, input, best);
       else if (kHead && !monolane_launch.request.all_logits)
         project_last_row<P>(tiles, now, cursor, best);
       else
-        project_prefill<P>(tiles, now, cursor);
+        project_prefill<P>(tiles, now, cursor, input);
     }
     if (kHead && !monolane_launch.request.all_logits) {
       if (monolane_launch.adjusts_logits) {
@@ -221,6 +249,7 @@ class Consumer {
       }
       publish_best(ptx::load_shared(&shared::flags()->aborted) ? kAbortRank : best, step_);
     }
+    if (!P::kEndsStage) return;
     mark<kPrefill>(s, 2);
     if (kPrefill) lane_barrier();
   }
@@ -231,10 +260,13 @@ class Consumer {
   };
 
   template <class P>
-  MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, uint64_t& best) {
+  MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, StageInput& input, uint64_t& best) {
     const bool late = is_late<P>(tiles.layer);
     const auto prepare = [&] {
+      if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
+      if (input.template is_for<P>()) return input.scale;
       const float scale = finish_prepare<P>(prepare_decode<P>(tiles.layer, now));
+      input.what = input.template kind_of<P>(), input.scale = scale;
       mark<false>(tiles.stage, 1);
       if (late) await_late_sums();
       return scale;
@@ -257,7 +289,7 @@ class Consumer {
   // this thread's part of the sum of squares.
   template <class P>
   MONOLANE_DEVICE float prepare_decode(int layer, const Pass& now) {
-    if (P::kIndex == 0 && layer == 0) return prepare_embedding<P, kConsumers>(layer, token_, shared::x(), thread_id());
+    if (P::kStage == kFirstStage && layer == 0) return prepare_embedding<P, kConsumers, kOneRow<P>>(layer, token_, shared::x(), thread_id());
     if constexpr (P::kMergesSplits) {
       const int splits = span_of<false>(now.start, window_of(layer)).splits;
       if (splits > kFusedSplits)
@@ -265,7 +297,7 @@ class Consumer {
       else if (rank() >= kKvHeads * splits)
         ptx::nanosleep(kBackoffNs);
       if constexpr (kFusedSplits > 1)
-        if (splits > 1 && splits <= kFusedSplits) return prepare_splits(splits, step_ - 1);
+        if (splits > 1 && splits <= kFusedSplits) return prepare_splits<P>(splits, step_ - 1);
     }
     return prepare_words<P>(layer, step_ - 1);
   }
@@ -273,15 +305,18 @@ class Consumer {
   // All rows of a prefill pass. The input lies in shared memory if it fits. Otherwise it is read from global memory: normalised by prepare_shared(),
   // or as the stage before has left it where the projection has no norm.
   template <class P>
-  MONOLANE_DEVICE void project_prefill(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor) {
+  MONOLANE_DEVICE void project_prefill(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor, StageInput& input) {
     constexpr bool kStaged = kPaddedCols<P> <= kPrefillCols, kNorm = P::kNorm != kNone;
     constexpr int kStride = kBufferStrides[P::kReads];
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
     const auto prepare = [&] {  // one warp per row; the norm factor of a row goes to shared::reduce()
+      if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
+      if (input.template is_for<P>()) return 1.0f;
+      input.what = input.template kind_of<P>();
       if constexpr (kStaged) {
         for (int row = warp_id(); row < now.rows; row += kConsumerWarps) {
           uint16_t* to = shared::prefill_x() + row * kPrefillStride;
-          const bool first = P::kIndex == 0 && tiles.layer == 0;
+          const bool first = P::kStage == kFirstStage && tiles.layer == 0;
           const float squares = first ? prepare_embedding<P, 32>(tiles.layer, token_at<true>(now, row), to, lane_id())
                                       : prepare_plain<P, 32>(tiles.layer, plain + row * kStride, to, lane_id());
           const float scale = norm_scale<P>(warp_sum(squares));
@@ -308,7 +343,7 @@ class Consumer {
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
     for (int row = rank(); row < now.rows; row += kLaneWorkers) {
       uint16_t* to = buffers().prefill_normed + row * kStride;
-      const float squares = P::kIndex == 0 && layer == 0
+      const float squares = P::kStage == kFirstStage && layer == 0
                                 ? prepare_embedding<P, kConsumers, To::kGlobal>(layer, token_at<true>(now, row), to, thread_id())
                                 : prepare_plain<P, kConsumers, To::kGlobal>(layer, plain + row * kStride, to, thread_id());
       const float scale = finish_prepare<P>(squares);
@@ -325,7 +360,7 @@ class Consumer {
   MONOLANE_DEVICE void project_last_row(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor, uint64_t& best) {
     constexpr int kBuffer = P::kReads;
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[kBuffer] + (now.rows - 1) * kBufferStrides[kBuffer];
-    const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers>(0, plain, shared::x(), thread_id())); };
+    const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers, kOneRow<P>>(0, plain, shared::x(), thread_id())); };
     project<true, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
       finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), best);
     });
@@ -364,9 +399,9 @@ class Consumer {
       publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kStore) {
       if (kPrefill)
-        buffers().prefill_qkv[row * (kQueryDims + 2 * kKvDims) + output_row] = v;
+        buffers().prefill_qkv[row * (kQueryDims + 2 * kKvDims) + P::kFirstRow + output_row] = v;
       else
-        ptx::store_relaxed(buffers().qkv_words + output_row, tagged_float(v, step_));
+        ptx::store_relaxed(buffers().qkv_words + P::kFirstRow + output_row, tagged_float(v, step_));
     } else {
       const int token = lane() * P::kRows + output_row;
       if (kLanes > 1 && token >= kVocab) return;  // padding
