@@ -122,13 +122,13 @@ MONOLANE_DEVICE void store_integers(const float (&v)[4], uint16_t* x, uint16_t* 
 // Multiplies four columns by the weights of the norm and stores them at `x`; returns their sum of squares before the multiplication.
 template <class P, To kTo>
 MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint16_t* x, uint16_t* about) {
-  const float scaled[4] = {v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y), v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w)};
   if constexpr (kTo == To::kIntegers) {
+    const float scaled[4] = {v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y), v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w)};
     store_integers(scaled, x, about);
   } else {
     uint32_t* words = reinterpret_cast<uint32_t*>(x);
-    words[0] = ptx::bf16_pair(scaled[0], scaled[1]);
-    words[kTo == To::kShared && !P::Format::kIsLowBit ? 2 : 1] = ptx::bf16_pair(scaled[2], scaled[3]);
+    words[0] = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
+    words[kTo == To::kShared && !P::Format::kIsLowBit ? 2 : 1] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
   }
   return (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
 }

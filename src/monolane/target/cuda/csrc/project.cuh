@@ -57,7 +57,8 @@ struct WarpgroupShare {
   static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
   static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a share
   static constexpr bool kEqualChunks = kChunks * kChunkFragments == kFragments;
-  using Weights = Fragment<typename P::Format>[kTeamTiles * kWarpShares][kWarpFragments];  // of a chunk, in a warp's registers
+  using Fragment = FragmentOf<typename P::Format>;
+  using Weights = typename Fragment::Type[kTeamTiles * kWarpShares][kWarpFragments];  // of a chunk, in a warp's registers
 
   MONOLANE_DEVICE static int fragments_of(int chunk) { return min(kChunkFragments, kFragments - chunk * kChunkFragments); }
 
@@ -339,7 +340,8 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   static_assert(kTiles == 1 || (S::kWholeTiles && kBatch % kTiles == 0), "a chunk of several tiles has whole ones, and lies in one batch");
   // Inputs stay in registers where all chunks of this warpgroup have the same input (1 row), or where they would come from L2 (16 rows; those of a
   // super-block are too many).
-  constexpr bool kLowBit = S::kIsLowBit, kKeepsInputs = kInputRows > 1 ? !kStaged && !kLowBit : S::kOwnChunks == 1;
+  constexpr bool kLowBit = P::Format::kIsLowBit;
+  constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged && !kLowBit : S::kOwnChunks == 1;
   // Of the input, in elements: of a fragment; of a chunk; and between those of two neighbouring threads. A thread has its own group of each super-block
   // in integers (1 row), else a part of every group.
   constexpr int kInputStep = kLowBit && kInputRows == 1 ? kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
@@ -404,12 +406,13 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     // Of several units all but the last are done here. Behind a short chunk its slot holds older tiles: their sums are not stored.
     const auto tile_of = [&](int unit) { return tile + team + unit / S::kWarpShares * S::kTeams; };
     const auto share_of = [&](int unit) { return warp + unit % S::kWarpShares * S::kTileWarps; };
-    if constexpr (kUnits > 1)
+    if constexpr (kUnits > 1) {
 #pragma unroll
       for (int i = 0; i + 1 < kUnits; i++) {
         kept[i % S::kWarpShares].inputs.multiply(weights[i], fragments(), share_of(i), sums);
         store_sums<S, kInputRows>(sums_at<kInputRows>(tile_of(i), part, share_of(i)), lane_index, sums, false, tile_of(i) < count);
       }
+    }
     if constexpr (kKeepsInputs)
       kept[S::kWarpShares - 1].inputs.multiply(weights[kUnits - 1], fragments(), share_of(kUnits - 1), sums);
     else if constexpr (kInputRows == 1)

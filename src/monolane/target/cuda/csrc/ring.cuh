@@ -43,27 +43,27 @@ MONOLANE_DEVICE uint32_t load_dependency(const Word4* loaded) {
   return mixed;
 }
 
-// What a thread has of a fragment: 16 bytes of bf16, or the codes and scales of a low-bit format. load_fragment() returns a value that depends on all of
-// it; `from` is the beginning of the fragment.
+// What a thread has of a fragment: 16 bytes of bf16, or the codes and scales of a low-bit format. find() returns the address of fragment `index` of a
+// chunk for this thread, and load() a value that depends on everything loaded from there.
 template <class Format>
-struct FragmentType {
+struct FragmentOf {
   using Type = LowBitFragment<Format>;
+
+  MONOLANE_DEVICE static const char* find(const char* chunk, int index, int) { return chunk + index * Type::Place::end(kBlockGroups); }
+  MONOLANE_DEVICE static uint32_t load(Type& fragment, const char* from, int lane_index) { return fragment.load(from, lane_index); }
 };
 template <>
-struct FragmentType<Bf16> {
+struct FragmentOf<Bf16> {
   using Type = Word4;
-};
-template <class Format>
-using Fragment = typename FragmentType<Format>::Type;
 
-MONOLANE_DEVICE uint32_t load_fragment(Word4& fragment, const char* from, int lane_index) {
-  fragment = reinterpret_cast<const Word4*>(from)[lane_index];
-  return fragment.x;
-}
-template <class F>
-MONOLANE_DEVICE uint32_t load_fragment(LowBitFragment<F>& fragment, const char* from, int lane_index) {
-  return fragment.load(from, lane_index);
-}
+  MONOLANE_DEVICE static const char* find(const char* chunk, int index, int lane_index) {
+    return reinterpret_cast<const char*>(reinterpret_cast<const Word4*>(chunk) + index * 32 + lane_index);
+  }
+  MONOLANE_DEVICE static uint32_t load(Type& fragment, const char* from, int) {
+    fragment = *reinterpret_cast<const Word4*>(from);
+    return fragment.x;
+  }
+};
 
 // Calls `run` with the variant of projection kIndex that a layer has.
 template <int kIndex, int kVariant = 0, class Run>
@@ -244,7 +244,7 @@ struct Cursor {
   // `team` + S::kTeams, … of the chunk, and `warp` of the team the shares `warp`, `warp` + S::kTileWarps, … of each tile (see WarpgroupShare).
   template <class S>
   MONOLANE_DEVICE void load_chunk(typename S::Weights& weights, int team, int warp, int lane_index) {
-    const char* from = await() + (team * S::kFragments + warp) * S::kFragmentBytes;
+    const char* from = S::Fragment::find(await(), team * S::kFragments + warp, lane_index);
     // Fragments behind the end of a short chunk or tile are loaded, too: a load is cheaper than a condition, and they are not used.
     uint32_t loaded = 0;
 #pragma unroll
@@ -252,7 +252,7 @@ struct Cursor {
       const int tile = i / S::kWarpShares * S::kTeams, share = i % S::kWarpShares * S::kTileWarps;
 #pragma unroll
       for (int j = 0; j < S::kWarpFragments; j++)
-        loaded ^= load_fragment(weights[i][j], from + (tile * S::kFragments + share + j * kWarpgroupWarps) * S::kFragmentBytes, lane_index);
+        loaded ^= S::Fragment::load(weights[i][j], from + (tile * S::kFragments + share + j * kWarpgroupWarps) * S::kFragmentBytes, lane_index);
     }
     release(loaded);
   }
