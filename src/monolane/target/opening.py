@@ -35,6 +35,7 @@ from monolane.target.cuda.opening import find_gpu, open_cuda, required_gpu, unus
 from monolane.target.generate import LAYOUT
 from monolane.target.interpreter import InterpreterTarget
 from monolane.target.structs import Entry
+from monolane.target.widened import note_widened
 
 if TYPE_CHECKING:
     from monolane.target.cuda.driver import Device
@@ -136,19 +137,6 @@ def open_target(
     tapes = load_lanes(plan, weights, config, allocate, progress)
     name = f"cpu ({threads} x {level.name}" + (f", {lanes} lanes)" if lanes > 1 else ")")
     return CpuTarget(library, tapes, context, Place(threads, pinned), name, caches=caches)
-
-
-def note_widened(program: Program, weights: Weights, progress: Progress) -> None:
-    """Tell the user which low-bit matrices are not used as they are stored."""
-    if weights.widened:
-        progress.note(f"No low-bit format holds {', '.join(weights.widened)}: such matrices are widened to bf16.")
-    matrices = [stage.matrix for stage in program.projections if not stage.matrix.format.is_low_bit]
-    names = [name for matrix in matrices for name, _ in matrix.parts if not (program.lanes > 1 and name == "head")]
-    if count := sum(weights.format(name).is_low_bit for name in names):
-        progress.note(
-            f"{count} low-bit matrices are widened to bf16: lanes cut their groups of columns, or gate and up are "
-            "stored in different formats."
-        )
 
 
 def _open_apart(

@@ -24,7 +24,6 @@ from monolane.bench.trace import run as trace_run
 from monolane.errors import MonolaneError, UsageError
 from monolane.model.load import Model
 from monolane.model.quantise import QuantisedWeights
-from monolane.model.weights import Widened
 from monolane.progress import Progress
 
 MOST_ROUNDS, MOST_TOKENS = 1000, 1 << 20
@@ -168,8 +167,7 @@ def _judged(subject: Subject, say: Say) -> dict[str, Any]:
     model = subject.model
     prompt = subject.prompt(accuracy.PROMPT_TOKENS)
     say("accuracy: compared with an fp32 computation from the same weights")
-    weights = Widened(model.weights) if subject.kind == "cuda" else model.weights
-    verdict = accuracy.require(accuracy.judge(model.config, weights, subject.target, prompt))
+    verdict = accuracy.require(accuracy.judge(model.config, model.weights, subject.target, prompt))
     say(f"accuracy: {verdict}")
     if not isinstance(model.weights, QuantisedWeights):
         return verdict.to_dict()

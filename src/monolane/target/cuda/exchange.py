@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monolane.program.stage import Combine, Joining, Norm, Program, Project, continues
+from monolane.program.stage import Combine, Joining, Norm, Program, Project
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 from monolane.target.generate import literal
@@ -72,8 +72,7 @@ def definitions(program: Program) -> list[str]:
 
 def _first_stages(program: Program, projections: list[list[Project]]) -> list[str]:
     """The stage of each exchanging projection in the first layer."""
-    before = [program.stages[: program.stages.index(stages[0])] for stages in projections]
-    return [str(sum(not continues(stage) for stage in stages)) for stages in before] or ["0"]
+    return [str(program.begun.index(stages[0])) for stages in projections] or ["0"]
 
 
 def _table(stages: list[Project]) -> str:

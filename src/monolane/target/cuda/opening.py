@@ -31,6 +31,7 @@ from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
 from monolane.target.cuda.presence import Presence, Unreachable
 from monolane.target.cuda.shared_memory import residual_projection
 from monolane.target.generate import LAYOUT
+from monolane.target.widened import note_widened
 
 if TYPE_CHECKING:
     from monolane.target.cuda.driver import Device, Kernel
@@ -159,6 +160,7 @@ def open_cuda(
             "run on an H200 so far; device='cpu' (--device cpu) leaves it alone."
         )
     plan = cuda_plan(config, device.processors, lanes, weights.format)
+    note_widened(plan.program, weights, progress)
     source = generate(plan, device.shared_limit)
     gpu = Context(device)
     needed, free = memory_needed(plan, context), gpu.free_memory()

@@ -52,7 +52,7 @@ def projection_types(plan: Plan) -> list[str]:
         "kProjectionsPerLayer": len(projections) - 1,
         "kProjectionsBeforeAttention": len(before),
         "kConstantsPerLayer": _distance(layers, offsets),
-        "kAttendStage": handoff_index(program, attend),
+        "kAttendStage": program.begun.index(attend),
         "kQkNorm": int(attend.q_norm is not None),
         "kQueryNorm": _offset(attend.q_norm.weight if attend.q_norm else None, offsets),
         "kKeyNorm": _offset(attend.k_norm.weight if attend.k_norm else None, offsets),
@@ -68,11 +68,6 @@ def projection_types(plan: Plan) -> list[str]:
         f"using AttentionOut = Projection<{merging}>;  // reads what attention has left",
         "using Head = Projection<kProjectionsPerLayer>;",
     ]
-
-
-def handoff_index(program: Program, stage: Stage) -> int:
-    """The number of a stage in the kernel, where all projections of a stage have the same one."""
-    return sum(not continues(other) for other in program.stages[: program.stages.index(stage) + 1]) - 1
 
 
 def input_cols(plan: Plan, stage: Project) -> int:
@@ -217,6 +212,17 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
     return offsets[vector.name] if vector else NONE
 
 
+def _takes_input(program: Program, stage: Project) -> bool:
+    """Whether a projection continues one with an input of the same kind, for low-bit weights or for bf16, in all layers
+    where it has this format."""
+    alike = [
+        before
+        for before, other in pairwise(program.projections)
+        if (other.name, other.matrix.format) == (stage.name, stage.matrix.format)
+    ]
+    return stage.continues and all(b.matrix.format.is_low_bit == stage.matrix.format.is_low_bit for b in alike)
+
+
 def _variants(stages: list[Project]) -> list[Format]:
     """The formats of a projection in the layers, in the order of first use."""
     return list(dict.fromkeys(stage.matrix.format for stage in stages))
@@ -255,10 +261,11 @@ def _specialization(
         "int kIndex": number,
         "int kVariants": variants,
         "bool kIsHead": str(stage.output is Output.LOGITS).lower(),
-        "int kStage": handoff_index(program, first),
+        "int kStage": sum(not continues(other) for other in program.stages[: program.stages.index(first) + 1]) - 1,
         "int kFirst": program.projections.index(first),
         "bool kContinues": str(stage.continues).lower(),
         "bool kEndsStage": str(not continues(following)).lower(),
+        "bool kTakesInput": str(_takes_input(program, stage)).lower(),
         "int kRows": stage.matrix.rows,
         "int kCols": stage.matrix.cols,
         "int kTileRows": plan.layout.rows(stage),

@@ -120,7 +120,7 @@ class CudaTarget:
     def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
         """Run a request with time stamps, in ns: when each worker came to each stage, had its input, ended its share.
         [pass][worker][stage][3], from decode pass ``first`` on."""
-        stamps = np.zeros((passes, self._workers, len(self.program.stages), 3), np.int64)
+        stamps = np.zeros((passes, self._workers, len(self.program.begun), 3), np.int64)
         self._context.enter()
         address = self._context.allocate(stamps.nbytes)
         self._context.clear(address, stamps.nbytes)  # a request may end before the last of these passes
@@ -233,7 +233,8 @@ class CudaRun:
             return structs.FINISHES[structs.Status(status)]
         outcome = self._outcome
         waited_for = WAITED_FOR[WaitReason(outcome.waited_for)]
-        name = self._target.program.stages[min(outcome.stage, len(self._target.program.stages) - 1)].name
+        begun = self._target.program.begun
+        name = begun[min(outcome.stage, len(begun) - 1)].name
         lane, rank = divmod(outcome.worker, self._target.lane_workers)
         of_lane = f" of lane {lane}" if self._target.program.lanes > 1 else ""
         raise TargetError(

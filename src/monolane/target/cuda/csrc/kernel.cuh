@@ -89,8 +89,8 @@ class Consumer {
     }
     if (now.last_of_prompt || monolane_launch.request.all_logits) {
       if constexpr (kCombines != 0) combine_stage<kPrefill>(now);
-      StageInput input;
-      project_stage<kPrefill, Head>(0, now, cursor, input);
+      float scale;
+      project_stage<kPrefill, Head>(0, now, cursor, scale);
       begin<kPrefill>(kStageCount - 1, now);
       if (!monolane_launch.request.all_logits) sample(now);
       mark<kPrefill>(kStageCount - 1, 2);
@@ -100,37 +100,14 @@ class Consumer {
     decode_passes_ += !kPrefill;
   }
 
-  // What shared memory holds of the input of the current stage. Where several projections with weights in different formats are one stage, the first one
-  // prepares the input for all those that take the same numbers.
-  struct StageInput {
-    enum { kNothing, kForBf16, kForLowBit } what = kNothing;
-    float scale = 1.0f;  // of a decode pass: the norm's
-
-    template <class P>
-    MONOLANE_DEVICE bool is_for() const {
-      return P::kContinues && what == kind_of<P>();
-    }
-    template <class P>
-    MONOLANE_DEVICE static constexpr auto kind_of() {
-      return P::Format::kIsLowBit ? kForLowBit : kForBf16;
-    }
-  };
-
-  // Projections [kFirst, kEnd) of a layer. The first one begins a stage.
-  template <bool kPrefill, int kFirst, int kEnd>
-  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor) {
-    if constexpr (kFirst < kEnd) {
-      StageInput input;
-      layer_projections<kPrefill, kFirst, kEnd>(layer, now, cursor, input);
-    }
-  }
+  // Projections [kIndex, kEnd) of a layer. Where several projections with weights in different formats are one stage, `scale` is that of its norm in a
+  // decode pass: the first one prepares the input for all that take the same numbers.
   template <bool kPrefill, int kIndex, int kEnd>
-  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor, StageInput& input) {
-    for_layer<kIndex>(layer, [&](auto projection) { project_stage<kPrefill, decltype(projection)>(layer, now, cursor, input); });
-    if constexpr (Projection<kIndex>::kEndsStage)
-      layer_projections<kPrefill, kIndex + 1, kEnd>(layer, now, cursor);
-    else
-      layer_projections<kPrefill, kIndex + 1, kEnd>(layer, now, cursor, input);
+  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor, float scale = 1.0f) {
+    if constexpr (kIndex < kEnd) {
+      for_layer<kIndex>(layer, [&](auto projection) { project_stage<kPrefill, decltype(projection)>(layer, now, cursor, scale); });
+      layer_projections<kPrefill, kIndex + 1, kEnd>(layer, now, cursor, Projection<kIndex>::kEndsStage ? 1.0f : scale);
+    }
   }
 
   // Where the tags would run out before the next pass ends, renew_tags() clears all tagged words and begins with tag 1 again. Between two passes the
@@ -223,7 +200,7 @@ class Consumer {
 
   // The stage of one projection, or a part of it. For the output head it also publishes the rank of this worker's best token.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void project_stage(int layer, const Pass& now, Cursor<kPrefill>& cursor, StageInput& input) {
+  MONOLANE_DEVICE void project_stage(int layer, const Pass& now, Cursor<kPrefill>& cursor, float& scale) {
     constexpr bool kHead = P::kIsHead;
     const int s = P::kStage + layer * kStagesPerLayer;
     if (!P::kContinues) begin<kPrefill>(s, now);
@@ -234,13 +211,13 @@ class Consumer {
     if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && P::kNorm != kNone && !P::kContinues)
       if (!kHead || monolane_launch.request.all_logits) prepare_shared<P>(layer, now);
     uint64_t best = 0;
-    if (own.tiles) {
+    if (own.tiles || !P::kEndsStage) {  // without tiles, the input is prepared for the projections that continue the stage
       if constexpr (!kPrefill)
-        project_decode<P>(tiles, now, cursor, input, best);
+        project_decode<P>(tiles, now, cursor, scale, best);
       else if (kHead && !monolane_launch.request.all_logits)
         project_last_row<P>(tiles, now, cursor, best);
       else
-        project_prefill<P>(tiles, now, cursor, input);
+        project_prefill<P>(tiles, now, cursor);
     }
     if (kHead && !monolane_launch.request.all_logits) {
       if (monolane_launch.adjusts_logits) {
@@ -260,13 +237,13 @@ class Consumer {
   };
 
   template <class P>
-  MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, StageInput& input, uint64_t& best) {
+  MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, float& stage_scale, uint64_t& best) {
     const bool late = is_late<P>(tiles.layer);
     const auto prepare = [&] {
       if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
-      if (input.template is_for<P>()) return input.scale;
+      if constexpr (P::kTakesInput) return stage_scale;
       const float scale = finish_prepare<P>(prepare_decode<P>(tiles.layer, now));
-      input.what = input.template kind_of<P>(), input.scale = scale;
+      if (!P::kEndsStage) stage_scale = scale;
       mark<false>(tiles.stage, 1);
       if (late) await_late_sums();
       return scale;
@@ -305,15 +282,13 @@ class Consumer {
   // All rows of a prefill pass. The input lies in shared memory if it fits. Otherwise it is read from global memory: normalised by prepare_shared(),
   // or as the stage before has left it where the projection has no norm.
   template <class P>
-  MONOLANE_DEVICE void project_prefill(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor, StageInput& input) {
+  MONOLANE_DEVICE void project_prefill(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor) {
     constexpr bool kStaged = kPaddedCols<P> <= kPrefillCols, kNorm = P::kNorm != kNone;
     constexpr int kStride = kBufferStrides[P::kReads];
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
     const auto prepare = [&] {  // one warp per row; the norm factor of a row goes to shared::reduce()
       if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
-      if (input.template is_for<P>()) return 1.0f;
-      input.what = input.template kind_of<P>();
-      if constexpr (kStaged) {
+      if constexpr (kStaged && !P::kTakesInput) {
         for (int row = warp_id(); row < now.rows; row += kConsumerWarps) {
           uint16_t* to = shared::prefill_x() + row * kPrefillStride;
           const bool first = P::kStage == kFirstStage && tiles.layer == 0;

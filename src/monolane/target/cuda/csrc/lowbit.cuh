@@ -203,6 +203,7 @@ MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F>& weights, int lane
   }
 #pragma unroll
   for (int j = 0; j < kBlockGroups; j++) {
+    if (j == kHalfGroups) ptx::sync_warp();  // the compiler loads the inputs of all groups at once otherwise, and spills
     Word4 upper, lower;
     inputs(j, upper, lower);
     uint32_t numbers = ptx::shuffle(weights.scales[0], 4 * j + row / 2);

@@ -21,16 +21,24 @@ MONOLANE_DEVICE Word4 input_words(const uint16_t* p) {
   return kStaged ? *reinterpret_cast<const Word4*>(p) : ptx::load_l2(reinterpret_cast<const Word4*>(p));
 }
 
+// The same as embedding() for low-bit weights, the bits of four floats. A function of its own, because loops over it are unrolled.
+template <class F>
+MONOLANE_NOINLINE Word4 low_bit_embedding(int32_t token, int k) {
+  float v[4];
+  if (monolane_launch.table)
+    four_weights<F, 1, kHidden>(monolane_launch.table + static_cast<int64_t>(token) * kTableRowBytes, 0, k, v);
+  else
+    four_weights<F, kTileRows, round_up(kHidden, kBlockCols)>(monolane_launch.head_tiles[token / kTileRows], token % kTileRows, k, v);
+  const auto bits = [&](int i) { return k + i < kHidden ? ptx::bits_of(v[i]) : 0; };
+  return {bits(0), bits(1), bits(2), bits(3)};
+}
+
 // Four consecutive elements of a token's embedding, from `k` on, a multiple of 4. The embedding comes from the table or, where it is tied to the
 // output head, from the head's row of this token, which lies on its owner's tape in the layout [tile][k-block][row of the tile][column].
 MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
   if constexpr (EmbeddingFormat::kIsLowBit) {
-    if (monolane_launch.table)
-      four_weights<EmbeddingFormat, 1, kHidden>(monolane_launch.table + static_cast<int64_t>(token) * kTableRowBytes, 0, k, v);
-    else
-      four_weights<EmbeddingFormat, kTileRows, round_up(kHidden, kBlockCols)>(monolane_launch.head_tiles[token / kTileRows], token % kTileRows, k, v);
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = k + i < kHidden ? v[i] : 0.0f;
+    const Word4 four = low_bit_embedding<EmbeddingFormat>(token, k);
+    v[0] = ptx::float_of(four.x), v[1] = ptx::float_of(four.y), v[2] = ptx::float_of(four.z), v[3] = ptx::float_of(four.w);
     return;
   }
   const uint16_t* from =

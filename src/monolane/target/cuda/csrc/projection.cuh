@@ -22,6 +22,7 @@ struct InFlightLimits {
 //   kIsHead                  whether it is the output head
 //   kStage, kFirst           index of its stage, and of its segment on the tapes, in the first layer
 //   kContinues, kEndsStage   whether it continues the stage of the projection before, with the same input; whether none continues its own
+//   kTakesInput              whether it takes the input as the projection before has prepared it
 //   kRows, kCols             shape of the matrix
 //   kTileRows, kFragmentCols rows of a tile and columns (k) of a fragment: 8 x 32, or 4 x 64 in half tiles, or 8 x 256 of low-bit weights
 //   kFragmentBytes           what a warp loads at once
