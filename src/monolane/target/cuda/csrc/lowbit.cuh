@@ -93,6 +93,14 @@ struct LowBitFragment {
     }
   }
 
+  // Moves the second half of the codes into the place of the first.
+  MONOLANE_DEVICE void skip_half() {
+#pragma unroll
+    for (int i = 0; i < kPlanes; i++) codes[0][i] = codes[1][i];
+#pragma unroll
+    for (int i = 0; i < kHighWords; i++) high[i] = high[kHighWords + i];
+  }
+
  private:
   // kCount consecutive words for each thread (or each of 4), loaded at once.
   template <int kCount, int kSize>
@@ -201,27 +209,33 @@ MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F>& weights, int lane
     const uint32_t even = ptx::shuffle(weights.blocks[0], row / 2), odd = ptx::shuffle(weights.blocks[1], row / 2);
     block = which ? odd : even;
   }
+  // A loop over the two halves of a super-block, not unrolled: otherwise the compiler mixes the instructions of all 8 groups, and spills.
+  LowBitFragment<F> left = weights;
+#pragma unroll 1
+  for (int first = 0; first < kBlockGroups; first += kHalfGroups) {
 #pragma unroll
-  for (int j = 0; j < kBlockGroups; j++) {
-    if (j == kHalfGroups) ptx::sync_warp();  // the compiler loads the inputs of all groups at once otherwise, and spills
-    Word4 upper, lower;
-    inputs(j, upper, lower);
-    uint32_t numbers = ptx::shuffle(weights.scales[0], 4 * j + row / 2);
-    if constexpr (F::kScaleBytes == 2) numbers >>= 16 * which;
-    if constexpr (F::kScaleBytes == 4) {
-      const uint32_t odd = ptx::shuffle(weights.scales[1], 4 * j + row / 2);
-      numbers = which ? odd : numbers;
-    }
-    const Scales<F> own(numbers, block);
-    uint32_t codes[2];
-    weights.codes_of(j, codes);
+    for (int j = 0; j < kHalfGroups; j++) {
+      Word4 upper, lower;
+      inputs(first + j, upper, lower);
+      const int source = 4 * (first + j) + row / 2;
+      uint32_t numbers = ptx::shuffle(weights.scales[0], source);
+      if constexpr (F::kScaleBytes == 2) numbers >>= 16 * which;
+      if constexpr (F::kScaleBytes == 4) {
+        const uint32_t odd = ptx::shuffle(weights.scales[1], source);
+        numbers = which ? odd : numbers;
+      }
+      const Scales<F> own(numbers, block);
+      uint32_t codes[2];
+      left.codes_of(j, codes);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      if constexpr (F::kHasTable) codes[half] ^= 0x80808080u;
-      const auto weight = [&](int place) { return widened<F>(codes[half], place, own, half); };
-      ptx::mma(sums[(2 * j + half) % 4], half ? upper.z : upper.x, half ? lower.z : lower.x, half ? upper.w : upper.y, half ? lower.w : lower.y,
-               ptx::bf16_pair(weight(0), weight(1)), ptx::bf16_pair(weight(2), weight(3)));
+      for (int half = 0; half < 2; half++) {
+        if constexpr (F::kHasTable) codes[half] ^= 0x80808080u;
+        const auto weight = [&](int place) { return widened<F>(codes[half], place, own, half); };
+        ptx::mma(sums[(2 * j + half) % 4], half ? upper.z : upper.x, half ? lower.z : lower.x, half ? upper.w : upper.y, half ? lower.w : lower.y,
+                 ptx::bf16_pair(weight(0), weight(1)), ptx::bf16_pair(weight(2), weight(3)));
+      }
     }
+    left.skip_half();
   }
 }
 
