@@ -63,7 +63,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_what(parser)
     parser.add_argument("--workers", type=int, help="threads of a CPU")
     parser.add_argument("--lanes", type=int, help="tensor-parallel shares of the model")
-    parser.add_argument("--weights", help="q8 or q4: quantise 16-bit weights while loading")
+    parser.add_argument(
+        "--weights", help="q8 or q4: quantise 16-bit weights while loading; of a shape also q4_k_m or a format"
+    )
     parser.add_argument("--context", default="", metavar="0,1k,8k,32k", help="tokens in the cache to decode behind")
     parser.add_argument("--tokens", type=int, help="tokens per answer")
     parser.add_argument("--rounds", type=int, default=5)

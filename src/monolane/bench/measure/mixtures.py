@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from monolane.bench.measure.shapes import MadeUpWeights, hash_of
@@ -22,7 +24,7 @@ class MadeUpMixture(MadeUpWeights):
         if mixture not in MIXTURES:
             raise UsageError(f"There is no mixture {mixture!r}.", f"Choose one of: {', '.join(MIXTURES)}.")
         self._config, self._mixture = config, mixture
-        self._bytes = np.random.default_rng(seed).integers(0, 256, (1 << 22) + 4099, np.uint8)
+        self._bytes = np.tile(np.random.default_rng(seed).integers(0, 256, (1 << 22) + 4099, np.uint8), 2)
         self.identity = f"made up, {mixture}"
 
     def format(self, name: str) -> Format:
@@ -55,8 +57,10 @@ class MadeUpMixture(MadeUpWeights):
         return found
 
     def _random(self, shape: tuple[int, ...], first: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-        """Bytes of the pool from that one on, over and over."""
-        return np.resize(np.roll(self._bytes, -(first % len(self._bytes))), shape)
+        """Bytes of the pool from that one on, over and over; as in MadeUpWeights, the pool is there twice."""
+        period, wanted = len(self._bytes) // 2, math.prod(shape)
+        first %= period
+        return np.resize(self._bytes[first : first + min(wanted, period)], shape)
 
 
 def _fill_scales(

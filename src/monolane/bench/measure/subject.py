@@ -79,7 +79,8 @@ def _quantised(model: Model, kind: str | None) -> Model:
 
 
 def _made_up(shape: str, mixture: str | None = None) -> Model:
-    """A model with made-up weights, in bf16 or in a mixture of low-bit formats, and with a tokenizer that has the 256 bytes and made-up words."""
+    """A model with made-up weights, in bf16 or in a mixture of low-bit formats, and with a tokenizer that has the 256
+    bytes and made-up words."""
     import tokenizers
 
     from monolane.model.load import Model
