@@ -48,18 +48,21 @@ class MadeUpMixture(MadeUpWeights):
         codes = format.codes
         assert codes is not None
         found = QuantRows.zeros(format, stop - start, groups_of(cols))
-        first = hash_of(name) + start * found.codes.shape[1] * found.codes.shape[2]
-        found.codes[:] = self._random(found.codes.shape, first)
-        found.high[:] = self._random(found.high.shape, first + 1) & (1 << 2 * codes.high_bits) - 1
+        place = hash_of(name)
+        found.codes[:] = self._random(found.codes.shape, place, start)
+        found.high[:] = self._random(found.high.shape, place + 1, start) & (1 << 2 * codes.high_bits) - 1
         values = np.arange(1 << codes.bits) - codes.zero if codes.table is None else np.array(codes.table)
         size = 1 / (np.sqrt(cols) * float(values.std()))
-        _fill_scales(found, self._random(found.scales.shape, first + 2), size, float(values.mean()))
+        _fill_scales(found, self._random(found.scales.shape, place + 2, start), size, float(values.mean()))
         return found
 
-    def _random(self, shape: tuple[int, ...], first: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-        """Bytes of the pool from that one on, over and over; as in MadeUpWeights, the pool is there twice."""
+    def _random(
+        self, shape: tuple[int, ...], place: int, start: int
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+        """Rows from ``start`` on of a matrix that begins at that place of the pool, and takes its bytes over and over.
+        As in MadeUpWeights, the pool is there twice."""
         period, wanted = len(self._bytes) // 2, math.prod(shape)
-        first %= period
+        first = (place + start * math.prod(shape[1:])) % period
         return np.resize(self._bytes[first : first + min(wanted, period)], shape)
 
 
