@@ -201,22 +201,23 @@ class QuantRows:
 
     def values(self, cols: int) -> Floats:
         """The weights in fp32, without padding columns."""
-        codes = self._codes().astype(np.float32)
+        codes = self._codes()
         scale, minimum = self._scale_and_minimum()
         values = scale * codes if minimum is None else scale * codes + minimum
         return np.ascontiguousarray(values.reshape(len(self), -1)[:, :cols], np.float32)
 
-    def _codes(self) -> NDArray[np.int16]:
+    def _codes(self) -> Floats:
         """[row][group][32]: the values of the codes."""
         kind, _ = _low_bit(self.format)
         if kind.bits == 8:
-            return self.codes.astype(np.int16) - np.int16(kind.zero)
+            return self.codes.astype(np.float32) - np.float32(kind.zero)
         low = np.concatenate([self.codes & 15, self.codes >> 4], 2)
         if kind.high_bits:
             mask = (1 << kind.high_bits) - 1
             low |= np.concatenate([self.high & mask, self.high >> kind.high_bits], 2) << 4
-        by_code = np.arange(1 << kind.bits) - kind.zero if kind.table is None else np.array(kind.table)
-        return np.asarray(by_code.astype(np.int16)[low])
+        if kind.table is not None:
+            return np.asarray(np.array(kind.table, np.float32)[low])
+        return low.astype(np.float32) - np.float32(kind.zero)
 
     def _scale_and_minimum(self) -> tuple[Floats, Floats | None]:
         """Of every group, or of every column; what is added last, or None."""

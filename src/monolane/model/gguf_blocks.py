@@ -118,15 +118,27 @@ def mxfp4_fits(raw: Bytes) -> bool:
     return bool(exponents.min() >= 128 - 24 and exponents.max() <= 128 + 15)
 
 
+def _nibbles(raw: Bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The low and the high 4 bits of every byte, 8 bytes at a time: with so few bytes in a row, that is several times
+    faster."""
+    words = np.ascontiguousarray(raw).view("<u8")
+    low = np.uint64(0x0F0F0F0F0F0F0F0F)
+    return words & low, words >> np.uint64(4) & low
+
+
+def _join(nibbles: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """[..., half of 32 columns, 8 bytes]: the second half goes above the first."""
+    np.bitwise_or(nibbles[..., 0, :], (nibbles << np.uint64(4))[..., 1, :], out=out)
+
+
 def _group_pairs(raw: Bytes) -> Bytes:
     """The low 4 bits of a super-block, from 4 x 32 bytes: byte i has column i of an even group, and above it column i
     of the odd group that follows."""
-    pairs = raw.reshape(*raw.shape[:-1], 4, 2, 16)
-    first, last = pairs[..., 0, :], pairs[..., 1, :]
-    codes = np.empty((*raw.shape[:-1], 4, 2, 16), np.uint8)
-    np.bitwise_or(first & 15, last << 4, out=codes[..., 0, :])
-    np.bitwise_or(first >> 4, last & 0xF0, out=codes[..., 1, :])
-    return codes.reshape(raw.shape[0], -1, 16)
+    codes = np.empty((*raw.shape[:-1], 4, 2, 2), np.uint64)
+    even, odd = _nibbles(raw)
+    _join(even.reshape(codes.shape), codes[..., 0, :])
+    _join(odd.reshape(codes.shape), codes[..., 1, :])
+    return codes.view(np.uint8).reshape(raw.shape[0], -1, 16)
 
 
 def _scales_and_minima(raw: Bytes) -> Bytes:
@@ -153,13 +165,12 @@ def _q5_k(raw: Bytes) -> QuantRows:
 def _q6_k(raw: Bytes) -> QuantRows:
     rows, blocks = raw.shape[:2]
     # [half of the super-block][32 columns][half of the 32]: the low nibbles are groups 0 and 1, the high ones 2 and 3.
-    low = raw[..., :128].reshape(rows, blocks, 2, 2, 2, 16)
-    codes = np.empty((rows, blocks, 2, 4, 16), np.uint8)
-    np.bitwise_or(low[..., 0, :] & 15, low[..., 1, :] << 4, out=codes[..., :2, :])
-    np.bitwise_or(low[..., 0, :] >> 4, low[..., 1, :] & 0xF0, out=codes[..., 2:, :])
+    codes = np.empty((rows, blocks, 2, 2, 2, 2), np.uint64)
+    for place, nibbles in enumerate(_nibbles(raw[..., :128])):
+        _join(nibbles.reshape(codes.shape), codes[..., place, :, :])
     high = _pair(_bits(raw[..., 128:192].reshape(rows, blocks, 2, 32), _PAIRS, 3), 2)
     scales = np.ascontiguousarray(raw[..., 192:208]).view(np.int8).reshape(rows, -1, 2)
-    return _rows(I6, BLOCK_16, codes.reshape(rows, -1, 16), high, scales, _halves(raw[..., 208:]))
+    return _rows(I6, BLOCK_16, codes.view(np.uint8).reshape(rows, -1, 16), high, scales, _halves(raw[..., 208:]))
 
 
 def _iq4_xs(raw: Bytes) -> QuantRows:

@@ -114,10 +114,8 @@ class Quantised:
 
     def values(self, rows: slice) -> Floats:
         scales, zeros = self._scales[rows], self._zeros[rows]
-        if self._order is None:
-            order = np.arange(self.shape[1]) // -(-self.shape[1] // scales.shape[1])
-        else:
-            order = self._order
+        columns = self.shape[1]
+        order = np.arange(columns) // -(-columns // scales.shape[1]) if self._order is None else self._order
         codes = self._codes(rows).astype(np.int32)
         return np.asarray(scales[:, order] * (codes - zeros[:, order]), np.float32)
 

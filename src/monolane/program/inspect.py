@@ -15,6 +15,11 @@ MEGA = 1e6
 COLOURS = {  # of stages, the same in every picture
     "embed": "#9d755d",
     "qkv": "#4c78a8",
+    "qk": "#4c78a8",  # where q, k and v have different formats
+    "q": "#4c78a8",
+    "k": "#6f9bc8",
+    "kv": "#6f9bc8",
+    "v": "#9ecae9",
     "attend": "#e45756",
     "o": "#72b7b2",
     "gate_up": "#f58518",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from monolane.cache import human_size
@@ -121,7 +122,7 @@ def open_target(
             )
         return InterpreterTarget(load_lanes(plan, weights, config, allocate, progress), context)
     level = machine.vector_level()
-    library = Library(build(generate(plan.program), compiler, level))
+    source = generate(plan.program)
     cores, lanes = machine.processors(), plan.program.lanes
     # With fewer cores than lanes, a thread runs several lanes; in processes of their own they share the cores.
     few = min(lanes, len(cores) if workers is None else workers)
@@ -133,8 +134,12 @@ def open_target(
     caches = resident_caches(cache_bytes, machine.available_memory())
     if placement == "apart" and lanes > 1:
         name = f"cpu ({lanes} lanes apart, {plan.workers} x {level.name} each)"
+        library = Library(build(source, compiler, level))
         return _open_apart(library, plan, config, weights, context, pinned, caches, name, progress)
-    tapes = load_lanes(plan, weights, config, allocate, progress)
+    with ThreadPoolExecutor(1, "compile") as pool:
+        built = pool.submit(build, source, compiler, level)
+        tapes = load_lanes(plan, weights, config, allocate, progress)
+        library = Library(built.result())
     name = f"cpu ({threads} x {level.name}" + (f", {lanes} lanes)" if lanes > 1 else ")")
     return CpuTarget(library, tapes, context, Place(threads, pinned), name, caches=caches)
 

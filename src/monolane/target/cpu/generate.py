@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monolane.model.format import Format
+from monolane.model.format import BLOCK, Format
 from monolane.program.stage import Combine, Joining, Program, Project, Stage, continues
 from monolane.target import structs
 from monolane.target.cpp import braces
@@ -68,7 +68,11 @@ def _formats(program: Program) -> list[str]:
         f"enum class Scaling : int {braces(SCALINGS.values())};",
         "template <int kNumber>",
         "struct Format;  // the low-bit formats of this program, from 1 on",
-        *(line for format, number in numbers.items() for line in _format(format, number)),
+        *(
+            line
+            for format, number in numbers.items()
+            for line in _format(format, number, any(m.format == format and m.cols % BLOCK for m in matrices))
+        ),
         "struct Weights {",
         "  int format;     // kBf16 or a Format",
         "  int first_row;  // of the output, in the buffer that it is written to",
@@ -83,7 +87,8 @@ def _formats(program: Program) -> list[str]:
     ]
 
 
-def _format(format: Format, number: int) -> list[str]:
+def _format(format: Format, number: int, has_short_blocks: bool) -> list[str]:
+    """``has_short_blocks``: whether columns of any matrix end within a super-block."""
     codes, scales = format.codes, format.scales
     assert codes is not None
     assert scales is not None
@@ -96,6 +101,7 @@ def _format(format: Format, number: int) -> list[str]:
         "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",
         "int kScaleBytes": scales.group_bytes,
         "int kPerBlock": scales.per_block,
+        "bool kHasShortBlocks": str(has_short_blocks).lower(),
     }
     return [
         "template <>",

@@ -196,7 +196,7 @@ class Engine {
       for (auto& worker : workers) {
         if (!end(*worker, s, pass)) return false;
         mark(*worker, pass, s, kEnded);
-        if (!kStageWeights[s].goes_on) handoff_.announce(worker->id);
+        if (!kStageWeights[s].goes_on) handoff_.announce(worker->id, s);
       }
       if (kStageWeights[s].goes_on) continue;
       for (auto& worker : workers)

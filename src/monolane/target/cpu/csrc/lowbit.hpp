@@ -300,13 +300,13 @@ struct TileScales {
 };
 
 // Adds the products of a super-block to the sums of kCount rows of the pass. It is inlined where the number of groups is a constant.
-template <class F, int kCount, bool kFetch>
+template <class F, int kCount>
 __attribute__((always_inline)) inline void dot_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F16 (*sums)[kVectors]) {
   using Place = BlockPlace<F, kTileRows>;
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16, kMinima = F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kBlockMin;
   for (int unit = 0; unit < divide_up(groups, kUnitGroups); unit++) {
     const uint8_t* group_scales = block + Place::scales(groups) + unit * kUnitGroups * kTileRows * F::kScaleBytes;
-    if (kFetch) __builtin_prefetch(group_scales + kAhead);
+    __builtin_prefetch(group_scales + kAhead);
     TileScales<F> scales;
     scales.load(group_scales, block + Place::blocks(groups), lesser_groups(groups, unit));
 #pragma GCC unroll 2
@@ -315,12 +315,10 @@ __attribute__((always_inline)) inline void dot_block(const uint8_t* block, const
 #pragma GCC unroll 4
       for (int r = 0; r < kVectorRows; r++) {
         const int row = v * kVectorRows + r;
-        if (kFetch) {
-          const uint8_t* codes = block + Place::codes(unit) + row * kUnitGroups * Place::kCodeBytes + kAhead;
-          __builtin_prefetch(codes);
-          if (Place::kCodeBytes == 32) __builtin_prefetch(codes + 64);
-          if (Place::kHighBytes && unit == 0) __builtin_prefetch(block + Place::high(groups) + row * 2 * Place::kHighBytes + kAhead);
-        }
+        const uint8_t* ahead = block + Place::codes(unit) + row * kUnitGroups * Place::kCodeBytes + kAhead;
+        __builtin_prefetch(ahead);
+        if (Place::kCodeBytes == 32) __builtin_prefetch(ahead + 64);
+        if (Place::kHighBytes && unit == 0) __builtin_prefetch(block + Place::high(groups) + row * 2 * Place::kHighBytes + kAhead);
         const Codes codes = unpack<F>(block, row, unit, groups);
 #pragma GCC unroll 4
         for (int p = 0; p < kCount; p++) {
@@ -350,23 +348,24 @@ __attribute__((always_inline)) inline void dot_block(const uint8_t* block, const
 }
 
 // A last super-block with fewer groups.
-template <class F, int kCount, bool kFetch>
+template <class F, int kCount>
 __attribute__((noinline)) void dot_last_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F16 (*sums)[kVectors]) {
-  dot_block<F, kCount, kFetch>(block, x, stride, groups, sums);
+  dot_block<F, kCount>(block, x, stride, groups, sums);
 }
 
-// Dot products of all rows of a tile with kCount rows of the pass. kFetch: prefetch the tape.
-template <class F, int kCount, bool kFetch>
+// Dot products of all rows of a tile with kCount rows of the pass.
+template <class F, int kCount>
 inline void dot_lowbit(const uint8_t* tile, const InputUnit* x, int stride, int cols, float (*out)[kTileRows]) {
   F16 sums[kCount][kVectors];
   for (int p = 0; p < kCount; p++)
     for (int v = 0; v < kVectors; v++) sums[p][v] = splat(0.0f);
   int left = divide_up(cols, kGroup);
   for (; left >= kBlockGroups; left -= kBlockGroups, x += kBlockGroups / kUnitGroups) {
-    dot_block<F, kCount, kFetch>(tile, x, stride, kBlockGroups, sums);
+    dot_block<F, kCount>(tile, x, stride, kBlockGroups, sums);
     tile += BlockPlace<F, kTileRows>::end(kBlockGroups);
   }
-  if (left) dot_last_block<F, kCount, kFetch>(tile, x, stride, left, sums);
+  if constexpr (F::kHasShortBlocks)
+    if (left) dot_last_block<F, kCount>(tile, x, stride, left, sums);
   for (int p = 0; p < kCount; p++)
     for (int r = 0; r < kTileRows; r++) {
       const F16& s = sums[p][r / kVectorRows];
@@ -375,20 +374,13 @@ inline void dot_lowbit(const uint8_t* tile, const InputUnit* x, int stride, int 
     }
 }
 
-// A tile with all rows of the pass; as dot_positions().
+// A tile with all rows of the pass, 4 rows at a time.
 template <class F>
 inline void dot_lowbit_positions(const uint8_t* tile, const InputUnit* x, int stride, int cols, int count, float (*out)[kTileRows]) {
   constexpr int kMany = 4;
   int p = 0;
-  if (count >= kMany) {
-    dot_lowbit<F, kMany, true>(tile, x, stride, cols, out);
-    p = kMany;
-  } else {
-    dot_lowbit<F, 1, true>(tile, x, stride, cols, out);
-    p = 1;
-  }
-  for (; p + kMany <= count; p += kMany) dot_lowbit<F, kMany, false>(tile, x + p * stride, stride, cols, out + p);
-  for (; p < count; p++) dot_lowbit<F, 1, false>(tile, x + p * stride, stride, cols, out + p);
+  for (; p + kMany <= count; p += kMany) dot_lowbit<F, kMany>(tile, x + p * stride, stride, cols, out + p);
+  for (; p < count; p++) dot_lowbit<F, 1>(tile, x + p * stride, stride, cols, out + p);
 }
 
 // The weights of one row of a tile, in fp32: an embedding.

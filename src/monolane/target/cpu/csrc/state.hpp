@@ -121,7 +121,7 @@ struct Worker {
 
   void beat() { handoff.pulse(id).beat(); }
   // Counts what the worker has written to the mailbox in a stage of the pass.
-  void send(int stage) { sent[stage] = handoff.send(id); }
+  void send(int stage) { sent[stage] = handoff.send(id, stage); }
   // Waits for what the worker of the same rank in every other lane has sent in `sent_in`, a stage of this pass.
   bool receive(int sent_in, int stage) {
     for (int other = 0; other < kLanes; other++)
