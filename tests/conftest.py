@@ -13,19 +13,18 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 
-# What takes a minute or more begins first, the longest before all others: what is left for the end is short, and the
+# What takes longest begins first, the longest before all others: what is left for the end is short, and the
 # processes that share the tests end together. Most of it compiles kernels.
 LONGEST = (
     "tests/real",
     "tests/target/test_cuda_emulated.py",
-    "tests/target/test_cuda_cubin.py",
-    "tests/target/test_against_transformers.py",
-    "tests/target/test_cuda_targets.py",
-    "tests/target/test_cuda_races.py",
     "tests/target/test_cuda_lanes.py",
     "tests/target/test_cuda_lanes_apart.py",
-    "tests/target/test_cuda_drawing.py",
+    "tests/target/test_against_transformers.py",
     "tests/target/test_lanes.py",
+    "tests/target/test_cuda_races.py",
+    "tests/target/test_cuda_targets.py",
+    "tests/serve/test_playground_page.py",
 )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from monolane.bench.peers.transformers_peer import settings_of
 from monolane.model.config import ModelConfig
 from monolane.model.families.names import huggingface_name
-from monolane.model.weights import Weights, expected_shapes
+from monolane.model.weights import Weights, expected_shapes, matrix_values
 
 Logits = NDArray[np.float32]  # [tokens, vocabulary]
 
@@ -122,12 +122,11 @@ def _twin(config: ModelConfig, weights: Weights) -> Any:
 
 
 def _state(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
-    """The weights under the names of transformers; matrices in bf16, which fp32 holds exactly."""
+    """The weights under the names of transformers, in fp32, which holds every format exactly."""
     state: dict[str, torch.Tensor] = {}
     for name, shape in expected_shapes(config):
         if len(shape) == 2:
-            bits = weights.rows(name, 0, shape[0])
-            state[huggingface_name(name)] = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+            state[huggingface_name(name)] = torch.from_numpy(matrix_values(weights, name, 0, shape[0]))
         else:
             state[huggingface_name(name)] = torch.from_numpy(np.array(weights.vector(name)))
     if config.tied:

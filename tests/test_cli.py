@@ -32,7 +32,7 @@ class Terminal:
         self._capsys = capsys
         self.opened: list[dict[str, object]] = []
 
-    def answers(self, text: str, **model: int) -> FakeTarget:
+    def answers(self, text: str, **model: bool | int) -> FakeTarget:
         """From now on, every model answers this."""
         llm, target = fake_llm(text, **model)
 
@@ -96,7 +96,7 @@ def test_generate_writes_the_answer_and_nothing_else_to_stdout(terminal: Termina
     assert "5 tokens" in err
     assert "tok/s" in err
     assert list(target.requests[0].tokens) == encode("The sky is ")
-    machine = {"device": "auto", "workers": 2, "lanes": None, "placement": "together", "context": 99}
+    machine = {"device": "auto", "workers": 2, "lanes": None, "placement": "together", "quantise": None, "context": 99}
     assert terminal.opened == [{"model": "some-model"} | machine]
 
 
@@ -222,6 +222,15 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     assert 1 <= out.count("a") < 1000
     assert "tokens" in err
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_model_that_cannot_chat_says_so_before_the_first_line(terminal: Terminal) -> None:
+    terminal.answers("Yes.<eos>", with_template=False)
+    terminal.types()
+    code, out, err = terminal.run("chat")
+    assert (code, out) == (2, "")
+    assert "no chat template" in err
+    assert "monolane generate" in err
 
 
 def test_a_conversation_that_is_too_long_can_be_begun_anew(terminal: Terminal) -> None:

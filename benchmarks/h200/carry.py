@@ -21,6 +21,7 @@ from monolane.model.fetch import resolve
 CARRY = Path(".carry")
 PARTS, PACKAGES = CARRY / "parts", CARRY / "python"
 PART_BYTES = 48 << 20
+MODELS = {name: model for name, model in CATALOGUE.items() if isinstance(model, NamedModel)}  # the others are there
 
 
 def part_names(model: NamedModel) -> list[str]:
@@ -32,7 +33,7 @@ def pack(name: str) -> None:
     """Cut a model's file, and copy the package that reads GGUF files."""
     import gguf
 
-    model = CATALOGUE[name]
+    model = MODELS[name]
     PARTS.mkdir(parents=True, exist_ok=True)
     with resolve(name).open("rb") as file:
         for part in part_names(model):
@@ -49,7 +50,7 @@ def take() -> None:
     arrived.mkdir(parents=True, exist_ok=True)
     for part in sorted(PARTS.glob("*")) if PARTS.is_dir() else []:
         shutil.move(part, arrived / part.name)
-    for model in CATALOGUE.values():
+    for model in MODELS.values():
         parts = [arrived / part for part in part_names(model)]
         here = [part for part in parts if part.exists()]
         if len(here) == len(parts):
@@ -76,7 +77,7 @@ def join(model: NamedModel, parts: list[Path]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("pack").add_argument("model", choices=CATALOGUE)
+    commands.add_parser("pack").add_argument("model", choices=MODELS)
     commands.add_parser("take")
     chosen = parser.parse_args()
     if chosen.command == "pack":

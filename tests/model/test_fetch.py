@@ -16,7 +16,8 @@ import pytest
 from monolane.cache import cache_folder
 from monolane.errors import FetchError, ResourceError, UsageError
 from monolane.model import fetch
-from monolane.model.catalogue import CATALOGUE, DEFAULT_MODEL, NamedModel, PackagePart
+from monolane.model.catalogue import CATALOGUE, DEFAULT_MODEL, BundledModel, NamedModel, PackagePart
+from monolane.model.load import load_model
 from monolane.model.packages import PackageSource
 from monolane.progress import Silent
 
@@ -253,6 +254,12 @@ def test_a_cached_name_needs_no_source(cache: Path, monkeypatch: pytest.MonkeyPa
     assert fetch.resolve("Tiny") == path
 
 
+def test_a_model_that_comes_with_the_package_needs_neither_network_nor_cache(cache: Path):
+    folder = fetch.resolve("Laneformer-Tiny")
+    assert load_model(folder).name == "laneformer-tiny"
+    assert not cache.exists()
+
+
 @pytest.mark.parametrize(
     ("spec", "answer"),
     [
@@ -284,7 +291,8 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path):
 
 
 def test_models_are_listed_with_what_is_on_the_disk(monkeypatch: pytest.MonkeyPatch):
-    assert {entry.path for entry in fetch.describe_models()} == {None}
+    here = [entry.name for entry in fetch.describe_models() if entry.path]
+    assert here == [name for name, model in CATALOGUE.items() if isinstance(model, BundledModel)]
     path = fetch_tiny(Index())
     monkeypatch.setitem(CATALOGUE, "tiny", tiny_model())
     folder = cache_folder("models") / "hub" / "some--model"

@@ -23,12 +23,15 @@ from monolane.model.huggingface import open_folder
 from monolane.model.load import load_model
 from monolane.model.weights import check_weights, expected_shapes
 from monolane.progress import Silent
+from thorough import THOROUGH
 
 # Bytes. The files below are smaller than a megabyte; what is read from them is in memory a few times at most.
 MEMORY_LIMIT = 16 << 20
 
 bounded = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=200 if THOROUGH else 50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 # Values that counts, lengths and offsets go wrong with, besides random ones.

@@ -38,7 +38,7 @@ def test_every_format_as_gguf_widens_it(tmp_path: Path, kind: gguf.GGMLQuantizat
     model = GgufModel(kind=kind)
     config, weights, _ = open_gguf(model.write(tmp_path / "model.gguf"))
     check_weights(config, weights)
-    assert weights.widened == (kind != Kind.BF16)
+    assert weights.converted == (kind != Kind.BF16)
     for name, shape in expected_shapes(config):
         values = model.values(gguf_name(name))
         if name.endswith((".q", ".k")):
@@ -232,10 +232,10 @@ def test_split_files_are_refused(tmp_path: Path) -> None:
 
 def test_format_that_is_not_read_is_named(tmp_path: Path) -> None:
     model = GgufModel()
-    model.tensors["blk.1.ffn_up.weight"] = (np.zeros((512, 256 // 256 * 84), np.uint8), Kind.Q2_K)
+    model.tensors["blk.1.ffn_up.weight"] = (np.zeros((512, 256 // 256 * 292), np.uint8), Kind.Q8_K)
     error = broken(tmp_path, model)
     assert isinstance(error, UnsupportedModelError)
-    assert "Q2_K" in str(error)
+    assert "Q8_K" in str(error)
     assert "blk.1.ffn_up.weight" in str(error)
 
 

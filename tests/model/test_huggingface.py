@@ -41,7 +41,7 @@ def assert_same_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 def test_values_as_in_transformers(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     tensors = save_huggingface(tmp_path, family, dtype, head_dim=10)
     assert_same_tensors(tmp_path, tensors)
-    assert open_folder(tmp_path)[1].widened == (dtype != torch.bfloat16)
+    assert open_folder(tmp_path)[1].converted == (dtype != torch.bfloat16)
 
 
 def test_all_biases(tmp_path: Path) -> None:

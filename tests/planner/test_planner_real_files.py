@@ -17,9 +17,10 @@ from monolane.planner.footprint import Footprint, footprint
 from monolane.planner.parts import Part
 from monolane.planner.source import Described, describe, from_entry, gguf_part
 from monolane.target import plan_for
+from thorough import seldom
 
 
-@pytest.fixture(params=["default_model_path", "coder_model_path"])
+@pytest.fixture(params=["default_model_path", seldom("coder_model_path")])
 def path(request: pytest.FixtureRequest) -> Path:
     found = request.getfixturevalue(request.param)
     assert isinstance(found, Path)
@@ -60,7 +61,7 @@ def test_bytes_per_token_and_of_the_cache_are_those_of_the_engine(path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "fixture"), [("smollm2-135m", "default_model_path"), ("qwen2.5-coder-1.5b", "coder_model_path")]
+    ("name", "fixture"), [("smollm2-135m", "default_model_path"), seldom("qwen2.5-coder-1.5b", "coder_model_path")]
 )
 def test_the_catalogue_knows_the_same_layers_as_the_file(
     name: str, fixture: str, request: pytest.FixtureRequest

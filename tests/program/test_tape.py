@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from monolane.errors import ModelFileError
 from monolane.model.huggingface import open_folder
-from monolane.model.weights import Bf16Bits
+from monolane.model.weights import Bf16Bits, Unquantised
 from monolane.program.build import build_program
 from monolane.program.interpret import Interpreter
 from monolane.program.layout import Layout
@@ -32,10 +32,10 @@ def zeros(size: int) -> np.ndarray:
     return np.zeros(size, np.uint8)
 
 
-class Watched:
+class Watched(Unquantised):
     """Weights that count their reads and claim to cost a conversion."""
 
-    widened = True
+    converted = True
 
     def __init__(self, identity: str = "one", fail_at: int | None = None) -> None:
         self.inner = random_model(CASES[0]).weights
@@ -150,7 +150,7 @@ def test_another_file_of_equal_size_and_time_is_packed_anew(tmp_path: Path, repl
         os.utime(target, ns=(0, 0))
         target.rename(path)
         config, weights = open_folder(folder)
-        assert weights.widened
+        assert weights.converted
         plan = make_plan(build_program(config), LAYOUT, 2)
         (tape,) = load_lanes(plan, weights, config, zeros, Silent())
         finish_keeping()

@@ -11,6 +11,7 @@ from monolane.model.load import load_model
 from monolane.program import tape_store
 from monolane.target import open_target
 from oracle import Logits, Verdict, judge, pass_gate
+from thorough import thorough
 
 INTERPRETED = 48  # tokens; the interpreter needs seconds for a few dozen
 LARGER = 64  # tokens; the larger model needs ten times as long for each
@@ -43,6 +44,7 @@ def test_the_default_model_in_the_interpreter(default_model_path: Path, default_
     pass_gate(default_verdict, our_logits(default_model_path, "interpreter", tokens))
 
 
+@thorough
 def test_the_larger_model(coder_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tape_store, "_has_room", lambda _: False)  # nobody reads its 3 GB again
     tokens = tokens_of(coder_model_path)[:LARGER]

@@ -16,7 +16,8 @@ PARTY = "Party: 🎉🎉🎉🎉🎉🎉"  # three tokens for each character; th
 
 @pytest.fixture(scope="module")
 def llm(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, context=1024) as llm:
+    # With one worker: two would wait for each other where other tests have a core of the machine.
+    with LLM(default_model_path, workers=1, context=1024) as llm:
         yield llm
 
 
@@ -29,7 +30,7 @@ def test_generate_continues_a_text(llm: LLM) -> None:
 
 
 def test_the_pieces_of_a_stream_make_up_the_same_answer(llm: LLM) -> None:
-    prompt, params = "Seven facts about the moon:", SamplingParams(max_tokens=40)
+    prompt, params = "Seven facts about the moon:", SamplingParams(max_tokens=20)
     stream = llm.stream(prompt, params)
     pieces = list(stream)
     assert len(pieces) > 1
@@ -48,9 +49,9 @@ def test_chat_answers_the_question_and_ends_by_itself(llm: LLM) -> None:
 
 def test_ignore_eos_goes_on(llm: LLM) -> None:
     ended = llm.chat(FRANCE, SamplingParams(max_tokens=60))
-    going_on = llm.chat(FRANCE, SamplingParams(max_tokens=60, ignore_eos=True))
+    going_on = llm.chat(FRANCE, SamplingParams(max_tokens=20, ignore_eos=True))
     assert going_on.finish_reason == "length"
-    assert len(going_on.token_ids) == 60
+    assert len(going_on.token_ids) == 20
     assert going_on.token_ids[: len(ended.token_ids)] == ended.token_ids
     assert going_on.token_ids[len(ended.token_ids)] in llm.model.stop_tokens
 
@@ -98,7 +99,7 @@ def test_a_repetition_penalty_ends_a_loop(llm: LLM) -> None:
     assert len(set(penalised.token_ids)) > 6
 
 
-def test_timings_are_filled_in(llm: LLM) -> None:
+def test_timings_are_filled_in(llm: LLM, default_model_path: Path) -> None:
     timings = llm.generate("Rain is", SamplingParams(max_tokens=8, ignore_eos=True)).timings
     assert timings.prompt_tokens == len(llm.tokenizer.encode("Rain is"))
     assert timings.generated_tokens == 8
@@ -106,8 +107,8 @@ def test_timings_are_filled_in(llm: LLM) -> None:
     assert timings.first_token_s > 0
     assert timings.decode_us_per_token is not None
     assert timings.tokens_per_second == pytest.approx(1e6 / timings.decode_us_per_token)
-    # Every weight but the norms is read once: two bytes for each of about 134.5 million.
-    assert 260e6 < timings.bytes_per_token < 275e6
+    # Every weight but the norms is read once, as the file stores it: 134.5 million, most of them in 5 bits (Q4_1).
+    assert 0.9 < timings.bytes_per_token / default_model_path.stat().st_size < 1.1
 
 
 def test_the_second_turn_of_a_conversation_reuses_the_first(llm: LLM, default_model_path: Path) -> None:

@@ -12,33 +12,15 @@ from monolane import LLM, SamplingParams
 from monolane.engine.session import Session
 from monolane.program.sample import Sampling
 from monolane.target.base import Request, Target, Token
+from thorough import seldom
 
-LENGTHS = (1, 15, 16, 17, 200)  # of prompts: around the border of a pass, and many passes
+LENGTHS = (1, 15, 16, 17, 140)  # of prompts: around the border of a pass, and beyond one split of the context
 NEXT = 8  # tokens compared after each prompt
-
-
-def test_the_number_of_workers_does_not_change_the_answer(default_model_path: Path) -> None:
-    answers = []
-    for workers in (2, 3):
-        with LLM(default_model_path, workers=workers, context=1024) as llm:
-            params = SamplingParams(max_tokens=48, ignore_eos=True)
-            answers.append(llm.generate(PROSE, params).token_ids)
-    assert len(answers[0]) == 48
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize(("lanes", "placement"), [(4, "together"), (2, "apart")])
-def test_nor_does_the_number_of_lanes(default_model_path: Path, llm: LLM, lanes: int, placement: str) -> None:
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
-    expected = llm.generate(PROSE, params).token_ids
-    device = "cpu" if placement == "apart" else "auto"  # on a GPU it would need MPS
-    with LLM(default_model_path, device=device, lanes=lanes, placement=placement, context=1024) as divided:
-        assert divided.generate(PROSE, params).token_ids == expected
 
 
 @pytest.fixture(scope="module")
 def llm(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, context=1024) as llm:
+    with LLM(default_model_path, workers=1, context=1024) as llm:
         yield llm
 
 
@@ -48,14 +30,31 @@ def oracle(default_model_path: Path) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_number_of_workers_does_not_change_the_answer(default_model_path: Path, llm: LLM) -> None:
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    expected = llm.generate(PROSE[:300], params).token_ids
+    assert len(expected) == 16
+    for workers in (2, 3):
+        with LLM(default_model_path, workers=workers, context=1024) as another:
+            assert another.generate(PROSE[:300], params).token_ids == expected
+
+
+@pytest.mark.parametrize("placement", ["together", "apart"])
+def test_nor_do_lanes(default_model_path: Path, llm: LLM, placement: str) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    expected = llm.generate(PROSE[:300], params).token_ids
+    with LLM(default_model_path, lanes=2, placement=placement, context=1024) as divided:
+        assert divided.generate(PROSE[:300], params).token_ids == expected
+
+
+@pytest.mark.parametrize("temperature", [0.9, seldom(0.0)])
 def test_the_same_request_twice_is_the_same_bit_for_bit(llm: LLM, temperature: float) -> None:
     params = SamplingParams(max_tokens=16, temperature=temperature, seed=7, logprobs=5, ignore_eos=True)
-    first = llm.generate(PROSE, params)
+    first = llm.generate(PROSE[:300], params)
     llm.generate(CODE, params)  # another conversation in between
-    reused = llm.generate(PROSE, params)
+    reused = llm.generate(PROSE[:300], params)
     llm._session = Session(llm.target)  # forgets what is in the caches, so that everything is computed again
-    again = llm.generate(PROSE, params)
+    again = llm.generate(PROSE[:300], params)
     assert (reused.timings.cached_tokens, again.timings.cached_tokens) == (first.prompt_tokens - 1, 0)
     for answer in (reused, again):
         assert answer.token_ids == first.token_ids
@@ -70,7 +69,7 @@ def test_another_seed_is_another_answer(llm: LLM) -> None:
     assert len(answers) == 3
 
 
-@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.8, 1), (0.8, 2)])
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.8, 1), seldom(0.8, 2)])
 def test_the_interpreter_chooses_the_same_tokens(llm: LLM, oracle: LLM, temperature: float, seed: int) -> None:
     params = SamplingParams(max_tokens=6, temperature=temperature, top_p=0.9, seed=seed)
     prompt = "The three primary colours are red,"

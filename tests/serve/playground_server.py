@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from monolane.serve.playground_routes import Machine, add_playground
 
-MACHINE = Machine("scripted", "a synthetic engine", 890_000_000, 4.6e12, 8192)
+MACHINE = Machine("scripted", "a synthetic engine", 890_000_000, 4.6e12, 8192, True)
 TICK_S = 0.002  # chunks carry what has become ready since the last
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from playground_browser import ENOUGH_MS, answered, ask, needs_chromium
 from playwright.sync_api import Browser, expect
-from running import running
+from running import openai_client, running
+
+from monolane.engine.async_engine import AsyncEngine
 
 pytestmark = needs_chromium
 
@@ -22,3 +24,29 @@ def test_a_page_loads_asks_for_the_key_and_shows_an_answer(chromium: Browser) ->
         expect(page.locator(".words")).to_have_text("Hello there.")
         [answer] = server.answers
         assert answer.result.text == "Hello there."
+
+
+def test_a_model_that_cannot_chat_continues_a_text(chromium: Browser) -> None:
+    beginning = "def read_json(path):"
+    with running(engine=AsyncEngine.for_model("laneformer-tiny", context=128), name="laneformer-tiny") as server:
+        page = chromium.new_page()
+        page.set_default_timeout(ENOUGH_MS)
+        page.goto(server.url)
+        expect(page.locator("#invitation")).to_contain_text("continues the text")
+        expect(page.get_by_role("textbox", name="Prompt")).to_have_attribute("placeholder", "Begin a text")
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_role("button", name="JSON").click()
+        answered(page)
+        answer = openai_client(server).completions.create(
+            model="laneformer-tiny", prompt=beginning, max_tokens=40, temperature=0
+        )
+        text = answer.choices[0].text
+        assert text.startswith("\n    ")
+        assert (page.locator(".verbatim").text_content() or "").startswith(beginning + text)
+        expect(page.locator(".note")).to_have_text("The context is full: the answer ends here.")
+        ask(page, "class Point:")
+        answered(page)
+        expect(page.locator(".verbatim .given")).to_have_text([beginning, "class Point:"])
+        first, _, second = server.answers
+        assert (first.result.text.startswith(text), first.result.finish_reason) == (True, "length")
+        assert second.prompt_tokens < first.prompt_tokens  # it is a text of its own, not a part of a conversation

@@ -77,5 +77,5 @@ def test_the_machine(url: str) -> None:
     with urlopen(f"{url}machine") as response:
         assert json.load(response) == {
             "model": "scripted", "device": "a synthetic engine", "bytes_per_token": 890_000_000,
-            "ceiling_bytes_per_s": 4.6e12, "context": 8192,
+            "ceiling_bytes_per_s": 4.6e12, "context": 8192, "can_chat": True,
         }  # fmt: skip

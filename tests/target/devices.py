@@ -75,7 +75,7 @@ def opened(
 ) -> Iterator[Target]:
     """A target, closed at the end. ``stall``: a worker sleeps at a stage of every pass; ``deadline_s``: of waits."""
     if device == "compile":
-        _compile(config, stall, lanes)
+        _compile(config, weights, stall, lanes)
         pytest.skip("compiled for the GPU; nothing was run")
     if stall and device == "cpu":
         pytest.skip("the CPU target has no injected stalls")
@@ -163,8 +163,8 @@ def _last_logits(target: Target, vocab: int) -> Logits:
     return logits
 
 
-def _compile(config: ModelConfig, stall: Stall | None, lanes: int) -> None:
+def _compile(config: ModelConfig, weights: Weights, stall: Stall | None, lanes: int) -> None:
     from monolane.target.cuda.jit import compile_kernel
 
-    plan = opening.cuda_plan(config, H200_PROCESSORS, lanes)
+    plan = opening.cuda_plan(config, H200_PROCESSORS, lanes, weights.format)
     compile_kernel(opening.generate(plan, H200_SHARED_LIMIT, stall=stall), "sm_90a")

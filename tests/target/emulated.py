@@ -78,7 +78,7 @@ class EmulatedTarget:
         shared_limit: int = SHARED_LIMIT,
         lanes: int = 1,
     ) -> None:
-        plan = cuda_plan(config, workers, lanes)
+        plan = cuda_plan(config, workers, lanes, weights.format)
         tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), Silent())
         library = library or build_emulated(plan, stall, shared_limit=shared_limit)
         self._call = ctypes.CDLL(str(library)).monolane_emulate
@@ -92,9 +92,10 @@ class EmulatedTarget:
         """All tokens of a request, and how it ended."""
         return self._run(request, None)
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        logits = np.full((len(tokens), self.vocab), np.nan, np.float32)
-        _, outcome = self._run(Request(tokens, 0, 0, frozenset(), Sampling()), logits.ctypes.data)
+    def logits(self, tokens: Sequence[int], cached: int = 0) -> NDArray[np.float32]:
+        """Those after every token but the first ``cached``, whose keys and values are in the cache."""
+        logits = np.full((len(tokens) - cached, self.vocab), np.nan, np.float32)
+        _, outcome = self._run(Request(tokens, cached, 0, frozenset(), Sampling()), logits.ctypes.data)
         assert outcome.status == structs.Status.LENGTH_REACHED
         return logits
 

@@ -67,7 +67,7 @@ def open_emulated_gpu(
     from monolane.target.cuda.launcher import Launcher
     from monolane.target.cuda.runtime import CudaTarget
 
-    plan = cuda_plan(config, WORKERS * lanes, lanes)
+    plan = cuda_plan(config, WORKERS * lanes, lanes, weights.format)
     tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), Silent())
     kernel = ctypes.CDLL(str(build_emulated(plan, stall))).monolane_emulate
 

@@ -40,7 +40,7 @@ MODEL = ModelConfig(
     tied=False,
 )
 LANEFORMER = replace(
-    MODEL, family="laneformer_tp", layers=4, heads=4, kv_heads=2, windows=(None, 19, None, None), qkv_bias=False,
+    MODEL, family="laneformer_tp", layers=3, heads=4, kv_heads=2, windows=(None, 19, None), qkv_bias=False,
     qk_norm=False, lanes=LaneConfig(2, delay=1),
 )  # fmt: skip
 MODELS = {"one lane": (MODEL, 1), "two lanes": (LANEFORMER, 2)}
@@ -63,7 +63,7 @@ def main(name: str, library: Path, lost: int | None = None) -> None:
     config, lanes = MODELS[name]
     weights = MadeUpWeights(config)
     target = EmulatedTarget(config, weights, WORKERS * lanes, delay_permille=5, library=library, lanes=lanes)
-    shorter = Request(range(18), 0, 3, frozenset(), Sampling())
+    shorter = Request(range(12), 0, 3, frozenset(), Sampling())
     for request in (shorter, Request(range(PROMPTS[name]), 0, 2, frozenset(), DRAWN, 2)):
         tokens, outcome = target.run(request)
         assert outcome.status == structs.Status.LENGTH_REACHED

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from monolane.program.plan import Plan
 from monolane.program.stage import Attend, Program, Project
 
-DEADLINE_S, STALL_S = 0.5, 1
+# Long beside what a stage of the emulation takes on a busy machine with two cores: a slow worker is not a stuck one.
+DEADLINE_S, STALL_S = 2.0, 3
 WAITS = COPY, ACTIVATIONS, BARRIER, TOKEN = "a copy of weights", "activations", "the barrier", "the chosen token"
 
 

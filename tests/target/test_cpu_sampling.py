@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.shapes import MadeUpWeights
 from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import open_target
@@ -88,8 +88,7 @@ class Scaled(MadeUpWeights):
 
 @cache
 def scaled_target(vocab: int, workers: int, scale: float) -> Target:
-    shape = replace(SHAPES["llama-3.2-1b"], hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32, vocab=vocab,
-                    windows=(None,))  # fmt: skip
+    shape = replace(random_model(CASES[3]).config, vocab=vocab)
     return open_target(shape, Scaled(shape, scale), device="cpu", workers=workers, context=64)
 
 

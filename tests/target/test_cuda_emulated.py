@@ -19,13 +19,14 @@ from monolane.target.cuda.opening import cuda_plan
 from monolane.target.cuda.shared_memory import shared_memory
 from oracle import judge_weights, log_softmax
 from random_models import CASES, HALVED, Case, random_model
+from thorough import seldom
 
 # Activations are exchanged and multiplied in bf16: of logits with a deviation of about 1, that much may differ.
 TOLERANCE = 0.2
 # The input of `down` does not fit into shared memory in a prefill pass.
 WIDE_FFN = replace(CASES[3], name="llama-wide-ffn", hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=9000)
 # As HALVED; in both, columns end in the first block of a unit.
-HALVED_WIDE_FFN = replace(WIDE_FFN, name="llama-halved-wide-ffn", hidden=60, head_dim=10, ffn=8970)
+HALVED_WIDE_FFN = replace(WIDE_FFN, name="llama-halved-wide-ffn", hidden=60, layers=2, head_dim=10, ffn=8970)
 # Eight splits for each key/value head are as many workers, and every one of them is a thread of the emulation.
 FEW_KV_HEADS = replace(CASES[9], name="qwen3-128-two-kv-heads", kv_heads=2)
 
@@ -39,7 +40,18 @@ def plan_of(case: Case, workers: int) -> Plan:
     return cuda_plan(random_model(case).config, workers)
 
 
-@pytest.mark.parametrize("case", [*CASES, WIDE_FFN], ids=lambda case: case.name)
+# What these have, others have, too: tests below run three KV heads of 64, and Qwen3 with heads of 128.
+SELDOM = (
+    *("llama-64-tied", "mistral-128-window", "mistral-80-long-window"),
+    *("qwen2-96", "qwen3-128", "qwen3-96-seven-kv-heads"),
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*(seldom(case) if case.name in SELDOM else case for case in CASES), seldom(WIDE_FFN)],
+    ids=lambda case: case.name,
+)
 def test_logits_are_those_of_transformers(case: Case) -> None:
     model, target = random_model(case), open_case(case, 4)
     for length in (1, 16, 70):
@@ -47,7 +59,7 @@ def test_logits_are_those_of_transformers(case: Case) -> None:
         np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("case", [HALVED, HALVED_WIDE_FFN], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [HALVED_WIDE_FFN, seldom(HALVED)], ids=lambda case: case.name)
 def test_half_tiles_give_the_logits_of_transformers(case: Case) -> None:
     model, target = random_model(case), open_case(case, 3)
     assert plan_of(case, 3).layout.halves_residual
@@ -67,16 +79,14 @@ def test_inputs_of_norms_that_shared_memory_has_no_room_for(monkeypatch: pytest.
     assert tokens[0].id == model.logits[32].argmax()
 
 
-@pytest.mark.parametrize(
-    ("halved", "workers"), [(False, (2, 4, 9)), (True, (1, 5, 3))], ids=["whole tiles", "half tiles"]
-)
+@pytest.mark.parametrize(("halved", "workers"), [(False, (4, 9)), (True, (1, 3))], ids=["whole tiles", "half tiles"])
 def test_workers_and_delays_change_no_bit(halved: bool, workers: tuple[int, ...]) -> None:
     """Unless the workers own half tiles instead of whole ones: those are cut along k in their own way."""
     tokens = random_model(CASES[3]).tokens[:40]
     assert all(plan_of(CASES[3], count).layout.halves_residual == halved for count in workers)
     expected = open_case(CASES[3], workers[0]).logits(tokens)
-    for count, delay in zip(workers[1:], (30, 0), strict=True):
-        np.testing.assert_array_equal(expected, open_case(CASES[3], count, delay_permille=delay).logits(tokens))
+    for delay in (0, 30):
+        np.testing.assert_array_equal(expected, open_case(CASES[3], workers[1], delay_permille=delay).logits(tokens))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +118,7 @@ def test_the_kernel_samples_like_the_reference(sampling: Sampling, logprobs: int
                 assert token.top == tuple((other, choice.logprob(distance)) for other, distance in choice.top)
 
 
-@pytest.mark.parametrize("case", [CASES[1], FEW_KV_HEADS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [FEW_KV_HEADS, seldom(CASES[1])], ids=lambda case: case.name)
 def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few are merged by the stage that follows, more by a step of their own; some warps of a split have no block."""
     monkeypatch.setattr(opening, "SPLIT_PAGES", 1)
@@ -121,16 +131,16 @@ def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -
             assert abs(logprob - exact[length - 1, other]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[8]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [CASES[1], seldom(CASES[8])], ids=lambda case: case.name)
 def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more splits than the stage that follows merges, blocks of the cache are streamed as weights are."""
     monkeypatch.setattr(opening, "SPLIT_PAGES", 1)
     model, target = random_model(case), open_case(case, 5 * case.kv_heads)
-    tokens, _ = target.run(Request(model.tokens[:40], 0, 60, frozenset(), Sampling()))  # 3 pages, and in the end 7
-    sequence = [*model.tokens[:40], *(token.id for token in tokens)]
+    tokens, _ = target.run(Request(model.tokens[:45], 0, 40, frozenset(), Sampling()))  # 3 pages, and in the end 6
+    sequence = [*model.tokens[:45], *(token.id for token in tokens)]
     logits = target.logits(sequence)  # by prefill passes
     for made, token in enumerate(tokens):
-        row = logits[39 + made]
+        row = logits[44 + made]
         assert row[token.id] >= row.max() - TOLERANCE / 10
 
 
@@ -139,7 +149,7 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
     [
         pytest.param(96, 16, 256, id="a split of two steps"),
         pytest.param(64, 2, 96, id="a few splits"),
-        pytest.param(32, 1, 38 * 4 * 16, id="from the ring, several steps a split"),
+        pytest.param(32, 1, 22 * 4 * 16, id="from the ring, two steps a split"),
     ],
 )
 def test_no_position_is_missed(head_dim: int, split_blocks: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from monolane.target.base import Request
 from monolane.target.cuda.constants import TAG_BITS
 from monolane.target.cuda.opening import cuda_plan
 from random_models import CASES, RandomModel, random_model
+from thorough import seldom
 
 TOLERANCE = 0.2  # of bf16 activations
 DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=3, repetition_penalty=1.1)
@@ -34,9 +35,10 @@ def opened(model: RandomModel, lanes: int, workers: int = 3, delay_permille: int
 @pytest.mark.parametrize(
     ("name", "lanes"),
     [
-        ("llama-64-tied", 2),  # 3 KV heads
+        ("llama-96-biases", 2),  # 9 KV heads, biases of o and down
         ("qwen2-96", 4),  # copies of 2 KV heads, biases
-        ("llama-96-biases", 3),  # biases of o and down
+        seldom("llama-64-tied", 2),
+        seldom("llama-96-biases", 3),
     ],
 )
 def test_the_logits_are_those_of_transformers(name: str, lanes: int) -> None:
@@ -67,19 +69,17 @@ def test_a_laneformer_is_the_module(variant: str) -> None:
 
 
 def test_workers_and_delays_change_no_bit() -> None:
-    model = laneformer("two lanes")
+    model = laneformer("mixed, sums")
     request = Request(model.tokens[:18], 0, 6, frozenset(), DRAWN, 3)
-    expected = opened(model, 2)
-    tokens = expected.run(request)[0]
-    for workers, seed in ((3, 1), (2, 2)):
-        target = opened(model, 2, workers, delay_permille=10, seed=seed)
-        np.testing.assert_array_equal(expected.logits(model.tokens[:8]), target.logits(model.tokens[:8]))
-        assert [(token.id, token.top) for token in target.run(request)[0]] == [(t.id, t.top) for t in tokens]
+    expected, target = opened(model, 2), opened(model, 2, workers=2, delay_permille=10, seed=2)
+    np.testing.assert_array_equal(expected.logits(model.tokens[:8]), target.logits(model.tokens[:8]))
+    tokens, again = expected.run(request)[0], target.run(request)[0]
+    assert [(token.id, token.top) for token in again] == [(token.id, token.top) for token in tokens]
 
 
 def test_four_lanes_under_delays() -> None:
     model = laneformer("early sums")
-    request = Request(model.tokens[:18], 0, 6, frozenset(), Sampling())
+    request = Request(model.tokens[:18], 0, 3, frozenset(), Sampling())
     expected = [token.id for token in opened(model, 4).run(request)[0]]
     assert [token.id for token in opened(model, 4, delay_permille=20).run(request)[0]] == expected
 
@@ -87,7 +87,7 @@ def test_four_lanes_under_delays() -> None:
 def test_lanes_choose_the_token_of_the_reference() -> None:
     model = laneformer("mixed, sums")  # 211 tokens for 2 lanes: the last one has padding
     target = opened(model, 2, workers=9)  # the ranks of 18 workers take more than a line
-    tokens, outcome = target.run(Request(model.tokens[:20], 0, 8, frozenset(), DRAWN, 3))
+    tokens, outcome = target.run(Request(model.tokens[:20], 0, 4, frozenset(), DRAWN, 3))
     assert outcome.status == structs.Status.LENGTH_REACHED
     sequence = [*model.tokens[:20], *(token.id for token in tokens)]
     logits, reference = target.logits(sequence), Sampler(DRAWN, 211, np.array(sequence[:20]), 3)
@@ -100,10 +100,10 @@ def test_lanes_choose_the_token_of_the_reference() -> None:
 def test_tags_that_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """With tags of few bits they do so every few passes, and mailboxes are cleared, too."""
     model = laneformer("early sums")
-    expected, _ = opened(model, 4).run(Request(model.tokens[:20], 0, 12, frozenset(), Sampling(), 3))
+    expected, _ = opened(model, 4).run(Request(model.tokens[:20], 0, 6, frozenset(), Sampling(), 3))
     monkeypatch.setattr("monolane.target.cuda.constants.TAG_BITS", 6)
     assert TAG_BITS > 6
-    tokens, _ = opened(model, 4).run(Request(model.tokens[:20], 0, 12, frozenset(), Sampling(), 3))
+    tokens, _ = opened(model, 4).run(Request(model.tokens[:20], 0, 6, frozenset(), Sampling(), 3))
     assert [(token.id, token.top) for token in tokens] == [(token.id, token.top) for token in expected]
 
 

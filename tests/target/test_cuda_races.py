@@ -82,8 +82,10 @@ def weakened(sanitizer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("model", race_run.MODELS)
-def test_the_kernel_has_no_races(sanitizer: str, model: str) -> None:
-    done = python(sanitizer, race_run.__file__, model, str(built(model)))
+def test_the_kernel_has_no_races(sanitizer: str, weakened: Path, model: str) -> None:
+    """Nothing is lost: for one lane, in the library where it could be."""
+    library = weakened if model == "one lane" else built(model)
+    done = python(sanitizer, race_run.__file__, model, str(library))
     assert done.returncode == 0, done.stderr
 
 

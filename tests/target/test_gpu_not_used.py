@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -9,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 from tiny_models import save_huggingface
 
 from fake_model import byte_tokenizer
-from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.shapes import MadeUpWeights
 from monolane.engine.load_progress import LoadProgress
 from monolane.errors import MonolaneError, ResourceError
 from monolane.progress import Silent
@@ -27,10 +27,9 @@ from monolane.target import open_target
 from monolane.target.cuda import opening, packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES
 from monolane.target.cuda.presence import Presence, Unreachable
+from random_models import CASES, random_model
 
-TINY = replace(
-    SHAPES["smollm2-135m"], hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=64, vocab=50, windows=(None,)
-)
+TINY = random_model(CASES[3]).config  # its kernel is that of other tests, too
 NEW = Presence("NVIDIA H200", (9, 0), (13, 0))
 OLD_CARD = Presence("NVIDIA GeForce RTX 4090", (8, 9), (13, 0))
 OLD_DRIVER = Presence("NVIDIA H200", (9, 0), (12, 8))
@@ -159,6 +158,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = byte_tokenizer()
     save_huggingface(folder, vocab_size=tokenizer.vocab_size)
     tokenizer._backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
     return folder
 
 

@@ -29,8 +29,15 @@ DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.9, seed=3, repetition_penalt
 
 @contextmanager
 def opened(model: RandomModel, lanes: int | None, placement: str, workers: int = 2) -> Iterator[CpuTarget]:
+    """With a cache in fp32: so the kernels are those of test_lanes.py."""
     target = open_target(
-        model.config, model.weights, device="cpu", workers=workers, lanes=lanes, placement=placement, context=256
+        *(model.config, model.weights),
+        device="cpu",
+        workers=workers,
+        lanes=lanes,
+        placement=placement,
+        context=256,
+        cache_format="f32",
     )
     assert isinstance(target, CpuTarget)
     try:
@@ -104,7 +111,7 @@ def test_an_abort_leaves_all_lanes_at_the_same_place() -> None:
 
 
 def test_a_process_that_is_killed_ends_the_request_and_is_named() -> None:
-    with apart(lanes=3) as (target, pids):
+    with apart(lanes=4) as (target, pids):
         batches = iter(target.run(long()))
         next(batches)
         os.kill(pids[1], signal.SIGKILL)
@@ -158,7 +165,7 @@ def test_counters_that_somebody_has_overwritten_end_the_request() -> None:
 
 
 def test_no_process_outlives_the_target() -> None:
-    with apart(lanes=3) as (_, pids):
+    with apart(lanes=4) as (_, pids):
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     end_s = time.monotonic() + 30
     while any(Path(f"/proc/{pid}").exists() for pid in pids):

@@ -65,6 +65,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, help="threads of a CPU")
     parser.add_argument("--lanes", type=int, help="tensor-parallel shares of the model")
     parser.add_argument("--placement", default="together", help="of lanes: together or apart")
+    parser.add_argument(
+        "--weights", help="q8 or q4: quantise 16-bit weights while loading; of a shape also q4_k_m or a format"
+    )
     parser.add_argument("--context", default="", metavar="0,1k,8k,32k", help="tokens in the cache to decode behind")
     parser.add_argument("--tokens", type=int, help="tokens per answer")
     parser.add_argument("--rounds", type=int, default=5)
@@ -137,6 +140,7 @@ def _run(arguments: argparse.Namespace) -> None:
         workers=arguments.workers,
         lanes=arguments.lanes,
         placement=arguments.placement,
+        weights=arguments.weights,
         contexts=lengths.parse_lengths(arguments.context, "--context"),
         tokens=arguments.tokens,
         rounds=arguments.rounds,

@@ -67,6 +67,7 @@ def bench(
     workers: options.Workers = None,
     lanes: options.Lanes = None,
     placement: options.Placement = "together",
+    weights: options.Weights = None,
 ) -> None:
     """Measure a model on this machine: decode speed, first token, throughput, beside the ceiling and beside others."""
     from monolane.bench.measure import lengths, run
@@ -84,6 +85,7 @@ def bench(
         workers=workers,
         lanes=lanes,
         placement=placement,
+        weights=weights,
         contexts=lengths.parse_lengths(context, "--context"),
         tokens=tokens,
         rounds=rounds,

@@ -27,12 +27,14 @@ def chat(
     workers: options.Workers = None,
     lanes: options.Lanes = None,
     placement: options.Placement = "together",
+    weights: options.Weights = None,
     context: options.Context = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer, /reset forgets, /exit or Ctrl-D leaves. Reads a pipe line by line."""
     from monolane.cli.chat_loop import ChatLoop
 
     params = options.sampling_params(command)
-    machine = {"device": device, "workers": workers, "lanes": lanes, "placement": placement, "context": context}
+    machine = {"device": device, "workers": workers, "lanes": lanes, "placement": placement}
+    machine |= {"quantise": weights, "context": context}
     with opening.open_llm(model, **machine) as llm:
         ChatLoop(llm, params, system).run()

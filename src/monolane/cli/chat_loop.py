@@ -10,6 +10,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from monolane.engine.chat_tokenizer import chat_template
 from monolane.engine.llm import LLM
 from monolane.engine.params import SamplingParams
 from monolane.engine.result import Completion, Timings
@@ -72,6 +73,7 @@ class ChatLoop:
         self._console = Console(stderr=True)
 
     def run(self) -> None:
+        chat_template(self._llm.model)  # a model without one is told of before the first line is typed
         if self._interactive:
             with suppress(ImportError):  # where it exists, users can edit their lines
                 import readline  # noqa: F401

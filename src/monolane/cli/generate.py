@@ -40,6 +40,7 @@ def generate(
     workers: options.Workers = None,
     lanes: options.Lanes = None,
     placement: options.Placement = "together",
+    weights: options.Weights = None,
     context: options.Context = None,
 ) -> None:
     """Continue a text, just as it is given: no chat template."""
@@ -49,7 +50,8 @@ def generate(
         raise UsageError("--logprobs has nowhere to go.", "Add --json.")
     params = options.sampling_params(command)
     text = _stdin() if prompt is None else prompt
-    machine = {"device": device, "workers": workers, "lanes": lanes, "placement": placement, "context": context}
+    machine = {"device": device, "workers": workers, "lanes": lanes, "placement": placement}
+    machine |= {"quantise": weights, "context": context}
     with opening.open_llm(model, **machine) as llm:
         if as_json:
             typer.echo(json.dumps(llm.generate(text, params).to_dict()))

@@ -17,6 +17,7 @@ def inspect(
     device: options.Device = "auto",
     workers: options.Workers = None,
     lanes: options.Lanes = None,
+    weights: options.Weights = None,
     context: options.Context = None,
     card: Annotated[
         str | None,
@@ -32,7 +33,7 @@ def inspect(
     """
     from monolane.cli.progress_bar import progress_bar
     from monolane.model.fetch import resolve
-    from monolane.model.load import load_config
+    from monolane.model.load import load_config_and_formats
     from monolane.program import inspect as program
     from monolane.program.shard import Shard
     from monolane.target.cuda import inspect as cuda
@@ -42,15 +43,16 @@ def inspect(
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     progress = progress_bar()
-    config = load_config(resolve(model, progress), progress)
+    config, formats = load_config_and_formats(resolve(model, progress), weights, progress)
     device = "cuda" if card else device
     chosen = cuda.choose_card(device, workers, card)
     if chosen is None and device == "auto" and (line := unused_gpu(workers)) is not None:
         progress.note(line)
     length = choose_context(config.context, context)
-    plan = (
-        cuda.plan_for(config, chosen, choose_lanes(config, lanes)) if chosen else plan_for(config, workers, lanes=lanes)
-    )
+    if chosen:
+        plan = cuda.plan_for(config, chosen, choose_lanes(config, lanes), formats)
+    else:
+        plan = plan_for(config, workers, lanes=lanes, formats=formats)
     notes = Shard(config, plan.program.lanes).notes()
     parts = [program.report(plan, length, notes), *([cuda.report(plan, length, chosen)] if chosen else [])]
     typer.echo("\n\n".join(parts))

@@ -55,6 +55,14 @@ Placement = Annotated[
         envvar="MONOLANE_PLACEMENT",
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="q8 or q4: quantise 16-bit weights while loading. Default: as they are stored.",
+        rich_help_panel=MACHINE,
+        envvar="MONOLANE_WEIGHTS",
+    ),
+]
 Context = Annotated[
     int | None,
     typer.Option(

@@ -27,6 +27,7 @@ def serve(
     workers: options.Workers = None,
     lanes: options.Lanes = None,
     placement: options.Placement = "together",
+    weights: options.Weights = None,
     context: options.Context = None,
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic, with a playground at /. Ctrl-C ends it."""
@@ -44,6 +45,7 @@ def serve(
         workers=workers,
         lanes=lanes,
         placement=placement,
+        quantise=weights,
         context=context,
         queue_limit=queue_limit,
         progress=progress_bar(),

@@ -74,6 +74,7 @@ class AsyncEngine:
         workers: int | None = None,
         lanes: int | None = None,
         placement: str = "together",
+        quantise: str | None = None,
         context: int | None = None,
         queue_limit: int = QUEUE_LIMIT,
         progress: Progress | None = None,
@@ -88,7 +89,13 @@ class AsyncEngine:
 
         def command(model: Model) -> list[str]:
             return core_command(
-                model.path, device=device, workers=workers, lanes=lanes, placement=placement, context=context
+                model.path,
+                device=device,
+                workers=workers,
+                lanes=lanes,
+                placement=placement,
+                quantise=quantise,
+                context=context,
             )
 
         return cls(load, command, queue_limit=queue_limit, progress=progress)

@@ -17,6 +17,7 @@ from monolane.engine.params import check_token_ids
 from monolane.errors import UsageError
 
 if TYPE_CHECKING:
+    from monolane.model.chat import ChatTemplate
     from monolane.model.load import Model
 
 Message = Mapping[str, object]
@@ -30,16 +31,16 @@ class ChatTokenizer:
     def __init__(self, model: Model) -> None:
         self._model = model
 
+    @property
+    def can_chat(self) -> bool:
+        """A model without a chat template continues text, and nothing else."""
+        return self._model.chat is not None
+
     def rendered(self, messages: Sequence[Message], tools: Sequence[Message] = (), cut: str = "") -> str:
         """A conversation as the chat template renders it, up to where the answer begins. ``cut`` is put between the
         characters of control tokens in the messages."""
-        if self._model.chat is None:
-            raise UsageError(
-                f"{self._model.name} has no chat template.",
-                "Use an instruction-tuned model, or plain completion (generate(), `monolane generate`, "
-                "/v1/completions), which continues text.",
-            )
-        return self._model.chat.render(messages, tools=tools or None, protect=lambda plain: self._split(plain, cut))
+        template = chat_template(self._model)
+        return template.render(messages, tools=tools or None, protect=lambda plain: self._split(plain, cut))
 
     def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """The prompt for an answer to the last of ``messages``."""
@@ -79,6 +80,17 @@ class ChatTokenizer:
                 return {self._split(key, cut): self._split(item, cut) for key, item in value.items()}
             case _:
                 return value
+
+
+def chat_template(model: Model) -> ChatTemplate:
+    """The chat template of a model; UsageError where it has none."""
+    if model.chat is None:
+        raise UsageError(
+            f"{model.name} has no chat template.",
+            "Use an instruction-tuned model, or plain completion (generate(), `monolane generate`, "
+            "/v1/completions), which continues text.",
+        )
+    return model.chat
 
 
 def check_length(prompt: Any, context: int) -> None:

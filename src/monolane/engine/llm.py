@@ -30,6 +30,7 @@ class LLM:
     workers  threads of the CPU target; None: one per core
     lanes    tensor-parallel shares of the model; None: one, or a Laneformer's own
     placement "together": all lanes in this process; "apart": every lane but the first in a process of its own
+    quantise "q8" or "q4": 16-bit matrices are quantised to 8 or 4 bits while they are loaded; None: as they are stored
     context  tokens of prompt and answer together that a KV cache holds; None: chosen for the model
     progress receives the progress of loading; None: only its notes (such as a GPU that is not used) go to the log
     """
@@ -42,6 +43,7 @@ class LLM:
         workers: int | None = None,
         lanes: int | None = None,
         placement: str = "together",
+        quantise: str | None = None,
         context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -59,6 +61,7 @@ class LLM:
             workers=workers,
             lanes=lanes,
             placement=placement,
+            quantise=quantise,
             context=context,
             progress=progress,
         )

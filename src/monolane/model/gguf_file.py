@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.data_file import DataFile
-from monolane.model.tensors import BF16, F16, F32, Format, RawBytes, StoredTensor, check_layout
+from monolane.model.format import BF16 as WIDENED
+from monolane.model.gguf_blocks import REPACKED, mxfp4_fits
+from monolane.model.tensors import BF16, F16, F32, RawBytes, StoredFormat, StoredTensor, check_layout
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -28,8 +30,8 @@ _ALIGNMENT_LIMIT = 1 << 16  # bytes
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 
-# The block formats that can be read, by their names in the gguf package.
-_READ_FORMATS = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
+# Types that none of our formats holds, by their names in the gguf package: they are widened to bf16.
+_WIDENED = {"Q2_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def read_gguf(file: DataFile) -> GgufHeader:
 @dataclass(frozen=True)
 class _TensorInfo:
     shape: tuple[int, ...]
-    format: Format
+    format: StoredFormat
     offset: int  # bytes from the start of the data
 
 
@@ -194,20 +196,23 @@ class _Reader:
 
 
 @functools.cache
-def _formats() -> dict[int, Format]:
+def _formats() -> dict[int, StoredFormat]:
     """All tensor types of the gguf package, by their number in files."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
     own = {format.name: format for format in (BF16, F16, F32)}
 
-    def make(kind: GGMLQuantizationType) -> Format:
+    def make(kind: GGMLQuantizationType) -> StoredFormat:
         block, block_bytes = GGML_QUANT_SIZES[kind]
 
         def widen(raw: RawBytes) -> NDArray[np.float32]:
             values: NDArray[np.float32] = dequantize(raw, kind)
             return values
 
-        return Format(kind.name, block, block_bytes, widen if kind.name in _READ_FORMATS else None)
+        format, repack = REPACKED.get(kind.name, (WIDENED, None))
+        is_read = repack is not None or kind.name in _WIDENED
+        holds = mxfp4_fits if kind.name == "MXFP4" else None
+        return StoredFormat(kind.name, block, block_bytes, widen if is_read else None, format, repack, holds)
 
     return {int(kind): own.get(kind.name) or make(kind) for kind in GGML_QUANT_SIZES}

@@ -37,6 +37,17 @@ def open_gguf(path: Path, progress: Progress | None = None) -> tuple[ModelConfig
     return config, StoredWeights(header.tensors, gguf_name, head), header.metadata
 
 
+def file_type(metadata: dict[str, object]) -> str:
+    """What people call the mixture of formats of a file: q4_k_m, q8_0, …; bf16 where it does not say."""
+    from gguf import LlamaFileType
+
+    kind = metadata.get("general.file_type")
+    known = {int(member): member.name for member in LlamaFileType}
+    name = known.get(kind, "") if isinstance(kind, int) else ""
+    name = name.removeprefix("MOSTLY_").lower()
+    return "bf16" if name in ("", "guessed", "all_f32", "f16") else name
+
+
 def _vocab(header: GgufHeader, path: Path) -> int:
     """The size of the vocabulary: the number of rows of the embedding, which every file has."""
     embedding = header.tensors.get(gguf_name("embed"))

@@ -12,6 +12,7 @@ from monolane.model.config import ModelConfig
 from monolane.model.data_file import DataFile, is_there
 from monolane.model.families import family_of_huggingface
 from monolane.model.families.keys import note_on_unread_keys
+from monolane.model.huggingface_quants import QuantisedFolder, Scheme
 from monolane.model.json_object import read_json_object
 from monolane.model.safetensors_file import read_safetensors
 from monolane.model.settings import Settings
@@ -45,7 +46,14 @@ def open_folder(folder: Path, progress: Progress | None = None) -> tuple[ModelCo
         config = replace(config, tied=True)  # a missing head is the only sign that it is tied
     if config.tied and embed not in tensors and head in tensors:
         tensors[embed] = tensors[head]  # the one matrix was saved under the name of the head
-    weights = family.weights(tensors, config) if family.weights else StoredWeights(tensors, family.file_name)
+    scheme = Scheme.of(settings)
+    weights: Weights
+    if scheme is not None and family.weights:
+        raise UnsupportedModelError(f"{folder}: quantised weights of a {config.family}.", "Use the unquantised model.")
+    if scheme is not None:
+        weights = QuantisedFolder(tensors, family.file_name, scheme)
+    else:
+        weights = family.weights(tensors, config) if family.weights else StoredWeights(tensors, family.file_name)
     if config.tied and head in tensors:
         # The files decide, not the config: a head that differs from the embedding is not tied.
         config = replace(config, tied=_same_matrix(weights, "embed", "head"))

@@ -10,9 +10,12 @@ from monolane.errors import ModelFileError
 from monolane.model.chat import ChatTemplate, chat_template_from_folder
 from monolane.model.config import ModelConfig
 from monolane.model.data_file import is_there
-from monolane.model.gguf_weights import open_gguf
+from monolane.model.format import FormatOf, all_bf16
+from monolane.model.gguf_weights import file_type, open_gguf
 from monolane.model.huggingface import open_folder, read_folder_config
+from monolane.model.huggingface_quants import QuantisedFolder
 from monolane.model.json_object import read_json_object
+from monolane.model.quantise import quantised
 from monolane.model.settings import shown
 from monolane.model.tokenizer import Tokenizer
 from monolane.model.weights import Weights, check_weights
@@ -33,6 +36,7 @@ class Model:
     tokenizer: Tokenizer
     chat: ChatTemplate | None
     stop_tokens: frozenset[int]
+    dtype: str = "bf16"  # the usual name of what the weights are stored as: bf16, q4_k_m, q8_0, …
 
 
 def load_model(path: Path, progress: Progress | None = None) -> Model:
@@ -43,11 +47,20 @@ def load_model(path: Path, progress: Progress | None = None) -> Model:
 
 def load_config(path: Path, progress: Progress | None = None) -> ModelConfig:
     """The config alone; a folder needs to contain ``config.json`` only."""
+    return load_config_and_formats(path, None, progress)[0]
+
+
+def load_config_and_formats(
+    path: Path, quantise: str | None = None, progress: Progress | None = None
+) -> tuple[ModelConfig, FormatOf]:
+    """The config, and the formats of the matrices; bf16 where a folder contains ``config.json`` only."""
     if _is_gguf(path):
-        return open_gguf(path, progress)[0]
+        config, weights, _ = open_gguf(path, progress)
+        return config, quantised(weights, quantise).format
     if any(path.glob("*.safetensors")):
-        return open_folder(path, progress)[0]
-    return read_folder_config(path, progress)
+        config, stored = open_folder(path, progress)
+        return config, quantised(stored, quantise).format
+    return read_folder_config(path, progress), all_bf16
 
 
 def _is_gguf(path: Path) -> bool:
@@ -71,7 +84,8 @@ def _load_folder(folder: Path, progress: Progress | None) -> Model:
     _check_vocabulary(tokenizer, config, folder)
     chat = chat_template_from_folder(folder, tokenizer_config)
     stops = _folder_ends(folder, config, tokenizer)
-    return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops))
+    dtype = weights.dtype if isinstance(weights, QuantisedFolder) else "bf16"
+    return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops), dtype)
 
 
 def _folder_ends(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> set[int]:
@@ -99,7 +113,7 @@ def _load_gguf(path: Path, progress: Progress | None) -> Model:
     stops = _checked_ids([*named, *controls], config, path)
     source = metadata.get("tokenizer.chat_template")
     chat = ChatTemplate(source, tokenizer.special_tokens) if isinstance(source, str) else None
-    return Model(path.stem, path, config, weights, tokenizer, chat, frozenset(stops))
+    return Model(path.stem, path, config, weights, tokenizer, chat, frozenset(stops), file_type(metadata))
 
 
 def _read_if_there(path: Path) -> dict[str, object]:

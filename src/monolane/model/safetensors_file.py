@@ -8,7 +8,7 @@ from typing import TypeGuard
 from monolane.errors import ModelFileError
 from monolane.model.data_file import DataFile
 from monolane.model.json_object import parse_json_object
-from monolane.model.tensors import BF16, F16, F32, Format, StoredTensor, check_layout
+from monolane.model.tensors import BF16, F16, F32, StoredFormat, StoredTensor, check_layout
 
 # Bytes; the format's own limit.
 _HEADER_LIMIT = 100_000_000
@@ -16,7 +16,7 @@ _LENGTH_BYTES = 8
 
 # All types of the format, because the layout check needs their sizes. Only BF16, F16 and F32 tensors can be read.
 _FORMATS = {format.name: format for format in (BF16, F16, F32)} | {
-    name: Format(name, 1, size, None)
+    name: StoredFormat(name, 1, size, None)
     for name, size in {
         "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
         "U32": 4, "I32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,

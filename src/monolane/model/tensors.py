@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.errors import ModelFileError, UnsupportedModelError
+from monolane.model import format as formats
 from monolane.model.data_file import DataFile
+from monolane.model.format import Format, QuantRows
 from monolane.model.weights import Bf16Bits, from_bf16, to_bf16
 
 RawBytes = NDArray[np.uint8]
@@ -29,13 +31,16 @@ _SAMPLE_BYTES = 1 << 10
 
 
 @dataclass(frozen=True)
-class Format:
-    """How numbers are stored: blocks of ``block`` elements in ``block_bytes`` bytes."""
+class StoredFormat:
+    """How a file stores numbers: blocks of ``block`` elements in ``block_bytes`` bytes."""
 
     name: str
     block: int
     block_bytes: int
     widen: Callable[[RawBytes], NDArray[np.float32]] | None  # raw bytes to fp32; None: the format cannot be read
+    format: Format = formats.BF16  # the one of ours that holds a matrix; bf16 also where none does
+    repack: Callable[[RawBytes], QuantRows] | None = None  # to that format, from [row][block][bytes]
+    holds: Callable[[RawBytes], bool] | None = None  # whether it holds these blocks exactly; None: it holds all
 
     def size(self, elements: int) -> int:
         """The bytes of this many elements, which must be a multiple of ``block``."""
@@ -46,9 +51,9 @@ def _bf16(raw: RawBytes) -> NDArray[np.float32]:
     return from_bf16(raw.view(np.uint16))
 
 
-BF16 = Format("BF16", 1, 2, _bf16)
-F16 = Format("F16", 1, 2, lambda raw: raw.view(np.float16).astype(np.float32))
-F32 = Format("F32", 1, 4, lambda raw: raw.view(np.float32))
+BF16 = StoredFormat("BF16", 1, 2, _bf16)
+F16 = StoredFormat("F16", 1, 2, lambda raw: raw.view(np.float16).astype(np.float32))
+F32 = StoredFormat("F32", 1, 4, lambda raw: raw.view(np.float32))
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class StoredTensor:
     file: DataFile
     offset: int
     shape: tuple[int, ...]
-    format: Format
+    format: StoredFormat
 
     @property
     def size(self) -> int:
@@ -96,6 +101,26 @@ class StoredTensor:
             bits = picked.view(np.uint16) if self.format is BF16 else to_bf16(self._widen(picked))
             target[start : start + rows] = bits.reshape(rows, columns)
 
+    def read_quants(self, first: int, count: int, stride: int) -> QuantRows:
+        """The rows first, first + stride, first + 2 * stride, ... in the format that holds them."""
+        assert self.format.repack is not None, "Weights.format says which matrices are low-bit"
+        return self.format.repack(self._blocks(first, count, stride))
+
+    def is_held(self) -> bool:
+        """Whether our format holds the whole matrix exactly. Only for types where that depends on the numbers are they
+        read."""
+        if self.format.repack is None or self.format.holds is None:
+            return self.format.repack is not None
+        rows, step = self.shape[0], max(1, _CONVERTED // self.shape[1])
+        return all(self.format.holds(self._blocks(first, min(step, rows - first), 1)) for first in range(0, rows, step))
+
+    def _blocks(self, first: int, count: int, stride: int) -> RawBytes:
+        """[row][block][bytes]"""
+        row_bytes = self.format.size(self.shape[1])
+        raw = np.empty(((count - 1) * stride + 1, row_bytes), np.uint8)
+        self.file.read_into(self.offset + first * row_bytes, raw)
+        return raw[::stride].reshape(count, -1, self.format.block_bytes)
+
     def _widen(self, raw: RawBytes) -> NDArray[np.float32]:
         assert self.format.widen is not None, "StoredWeights refuses formats that cannot be read"
         with np.errstate(invalid="ignore", over="ignore"):  # a broken scale gives inf or NaN, without a warning
@@ -118,7 +143,8 @@ class StoredWeights:
         self._tensors = tensors
         self._file_name = file_name
         self._interleaved_head = interleaved_head
-        self._widened = any(len(tensor.shape) == 2 and tensor.format is not BF16 for tensor in tensors.values())
+        self._matrices = [tensor for tensor in tensors.values() if len(tensor.shape) == 2]
+        self._formats: dict[str, Format] = {}
 
     @functools.cached_property
     def identity(self) -> str:
@@ -140,8 +166,19 @@ class StoredWeights:
         return digest.hexdigest()
 
     @property
-    def widened(self) -> bool:
-        return self._widened
+    def converted(self) -> bool:
+        return any(tensor.format is not BF16 for tensor in self._matrices)
+
+    @property
+    def widened(self) -> tuple[str, ...]:
+        stored = {t.format.name for t in self._matrices if t.format.block > 1 and not t.is_held()}
+        return tuple(sorted(stored))
+
+    def format(self, name: str) -> Format:
+        if name not in self._formats:
+            tensor = self._tensor(name)
+            self._formats[name] = tensor.format.format if tensor.is_held() else formats.BF16
+        return self._formats[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensor(name).shape
@@ -154,6 +191,19 @@ class StoredWeights:
         head = self._interleaved_head if name.endswith((".q", ".k")) else None
         for at, first, count, stride in _runs(start, stop, head):
             tensor.read_rows(first, stride, result[at : at + count])
+        return result
+
+    def quants(self, name: str, start: int, stop: int) -> QuantRows:
+        tensor = self._tensor(name)
+        if len(tensor.shape) != 2 or not 0 <= start <= stop <= tensor.shape[0]:
+            raise IndexError(f"rows {start} to {stop} of tensor {name!r} with shape {list(tensor.shape)}")
+        head = self._interleaved_head if name.endswith((".q", ".k")) else None
+        runs = [(at, tensor.read_quants(first, count, stride)) for at, first, count, stride in _runs(start, stop, head)]
+        if len(runs) == 1:
+            return runs[0][1]
+        result = QuantRows.zeros(tensor.format.format, stop - start, formats.groups_of(tensor.shape[1]))
+        for at, rows in runs:
+            result.put(slice(at, at + len(rows)), rows)
         return result
 
     def vector(self, name: str) -> NDArray[np.float32]:
@@ -176,8 +226,7 @@ class StoredWeights:
         if tensor.format.widen is None:
             raise UnsupportedModelError(
                 f"The tensor {stored!r} is stored as {tensor.format.name}, which is not supported.",
-                "Use a BF16, F16 or F32 model, or a GGUF file in one of the formats Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, "
-                "Q4_K, Q5_K or Q6_K.",
+                "Use a BF16, F16 or F32 model, or a GGUF file in one of the usual formats, such as Q4_K, Q6_K or Q8_0.",
             )
         return tensor
 

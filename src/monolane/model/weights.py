@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from monolane.errors import ModelFileError
 from monolane.model.config import ModelConfig
+from monolane.model.format import BF16, Format, QuantRows
 
 Bf16Bits = NDArray[np.uint16]
 
@@ -30,17 +31,47 @@ class Weights(Protocol):
         """A cache key that changes whenever the content of the files changes. It reads a few bytes of them."""
 
     @property
-    def widened(self) -> bool:
-        """True if matrices have to be converted to bf16, so that caching the result is worthwhile."""
+    def converted(self) -> bool:
+        """True if matrices have to be converted to bf16 or to a low-bit format, so that caching the result is
+        worthwhile."""
+
+    @property
+    def widened(self) -> tuple[str, ...]:
+        """The names of the stored low-bit types that no format holds, and that are widened to bf16."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor; ModelFileError if there is no tensor of this name."""
 
+    def format(self, name: str) -> Format:
+        """The format that holds a matrix as it is stored: bf16 where it is no low-bit matrix."""
+
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
         """Rows [start, stop) of a matrix as bf16 bits, C-contiguous. Safe to call from several threads."""
 
+    def quants(self, name: str, start: int, stop: int) -> QuantRows:
+        """Rows [start, stop) of a matrix in its format, which is a low-bit one. Safe to call from several threads."""
+
     def vector(self, name: str) -> NDArray[np.float32]:
         """A one-dimensional tensor in fp32."""
+
+
+class Unquantised:
+    """The part of ``Weights`` that is the same for all weights without low-bit matrices."""
+
+    widened: tuple[str, ...] = ()
+
+    def format(self, name: str) -> Format:
+        return BF16
+
+    def quants(self, name: str, start: int, stop: int) -> QuantRows:
+        raise AssertionError(f"{name!r} is no low-bit matrix")
+
+
+def matrix_values(weights: Weights, name: str, start: int, stop: int) -> NDArray[np.float32]:
+    """Rows [start, stop) of a matrix in fp32, exactly as its format holds them."""
+    if weights.format(name).is_low_bit:
+        return weights.quants(name, start, stop).values(weights.shape(name)[1])
+    return from_bf16(weights.rows(name, start, stop))
 
 
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

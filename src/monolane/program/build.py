@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import groupby
 
 from monolane.model.config import ModelConfig
+from monolane.model.format import BF16, Format, FormatOf, all_bf16
 from monolane.program.shard import Shard
 from monolane.program.stage import (
     Arrangement,
@@ -34,19 +37,24 @@ FIXED_SPLITS = Splitting(128)  # tokens: few enough to divide short contexts amo
 
 
 def build_program(
-    config: ModelConfig, cache_format: CacheFormat = "bf16", splitting: Splitting = FIXED_SPLITS, lanes: int = 1
+    config: ModelConfig,
+    cache_format: CacheFormat = "bf16",
+    splitting: Splitting = FIXED_SPLITS,
+    lanes: int = 1,
+    formats: FormatOf = all_bf16,
 ) -> Program:
     """The stages of one pass of a model, on each of ``lanes`` lanes. ``splitting``: how the target divides a context
-    into splits."""
+    into splits. ``formats``: those of the model's matrices."""
     shard = Shard(config, lanes)
     # With several lanes each has a part of the head and the whole embedding, also where the two are tied.
     is_tied = config.tied and lanes == 1
-    table = _matrix("embed", [("embed", config.vocab)], config.hidden)
+    table = Matrix("embed", (("embed", config.vocab),), config.hidden, format=formats("embed"))
     width = config.hidden * (lanes if config.lanes and config.lanes.head == "lane" else 1)
-    head = _matrix("head", [("embed" if is_tied else "head", shard.vocab)], width)
+    head_name = "embed" if is_tied else "head"
+    head = Matrix("head", ((head_name, shard.vocab),), width, format=formats(head_name))
     stages: list[Stage] = [Embed("embed", head.name if is_tied else table.name, writes="stream_a")]
     for layer in range(config.layers):
-        stages += _layer(shard, layer)
+        stages += _layer(shard, layer, formats)
     stages += _head(config, head)
     stages.append(Sample("sample", reads="logits"))
     attention = AttentionShape(
@@ -111,7 +119,7 @@ def _exchange(shard: Shard, layer: int, exchanges: bool) -> Exchange | None:
     return Exchange(late=lanes.delay if has_sent else None)
 
 
-def _layer(shard: Shard, layer: int) -> list[Stage]:
+def _layer(shard: Shard, layer: int, formats: FormatOf) -> list[Stage]:
     config = shard.config
     prefix = f"layers.{layer}."
     q_size, kv_size = shard.heads * config.head_dim, shard.kv_heads * config.head_dim
@@ -120,9 +128,13 @@ def _layer(shard: Shard, layer: int) -> list[Stage]:
     lanes = config.lanes
 
     def matrix(
-        name: str, parts: list[tuple[str, int]], cols: int, arrangement: Arrangement = Arrangement.STACK
+        name: str,
+        parts: list[tuple[str, int]],
+        cols: int,
+        arrangement: Arrangement = Arrangement.STACK,
     ) -> Matrix:
-        return _matrix(prefix + name, [(prefix + part, rows) for part, rows in parts], cols, arrangement)
+        named = tuple((prefix + part, rows) for part, rows in parts)
+        return Matrix(prefix + name, named, cols, arrangement, common_format([part for part, _ in named], formats))
 
     def bias(matrix: Matrix, present: bool) -> Vector | None:
         if not present:
@@ -133,21 +145,32 @@ def _layer(shard: Shard, layer: int) -> list[Stage]:
     def norm(name: str, size: int) -> Norm:
         return Norm(Vector(prefix + name, ((prefix + name, size),)), config.norm_eps)
 
-    qkv = matrix("qkv", [q, k, v], config.hidden)
+    def qkv() -> Iterator[Stage]:
+        """One projection where q, k and v have the same format, else one for each run of equal formats. They are
+        divided in the same way in all layers, so that all layers have the same stages."""
+        first_row = 0
+        for _, run in groupby([q, k, v], lambda part: [formats(f"layers.{i}.{part[0]}") for i in range(config.layers)]):
+            parts = list(run)
+            rows = matrix("".join(part for part, _ in parts), parts, config.hidden)
+            yield Project(
+                rows.name.removeprefix(prefix),
+                layer,
+                rows,
+                norm("attn_norm", config.hidden),
+                Output.STORE,
+                reads="stream_a",
+                writes="qkv",
+                bias=bias(rows, config.qkv_bias),
+                continues=first_row > 0,
+                first_row=first_row,
+            )
+            first_row += rows.rows
+
     o = matrix("o", [("o", config.hidden)], q_size)
     gate_up = matrix("gate_up", [gate, up], config.hidden, Arrangement.INTERLEAVE)
     down = matrix("down", [("down", config.hidden)], shard.ffn)
     return [
-        Project(
-            "qkv",
-            layer,
-            qkv,
-            norm("attn_norm", config.hidden),
-            Output.STORE,
-            reads="stream_a",
-            writes="qkv",
-            bias=bias(qkv, config.qkv_bias),
-        ),
+        *qkv(),
         Attend(
             "attend",
             layer,
@@ -194,5 +217,7 @@ def _layer(shard: Shard, layer: int) -> list[Stage]:
     ]
 
 
-def _matrix(name: str, parts: list[tuple[str, int]], cols: int, arrangement: Arrangement = Arrangement.STACK) -> Matrix:
-    return Matrix(name, tuple(parts), cols, arrangement)
+def common_format(names: list[str], formats: FormatOf) -> Format:
+    """The format of a matrix made of several weights: theirs where they have the same one, else bf16."""
+    found = {formats(name) for name in names}
+    return found.pop() if len(found) == 1 else BF16

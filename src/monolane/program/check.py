@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 
 from monolane.program.plan import Plan
 from monolane.program.stage import (
@@ -22,6 +23,7 @@ from monolane.program.stage import (
     Sample,
     Stage,
     Vector,
+    continues,
 )
 
 REUSE_DISTANCE = 2  # the fewest hand-offs between reading a buffer and writing it again
@@ -104,14 +106,26 @@ def _sizes(program: Program) -> Iterator[str]:
 
 def _project_sizes(program: Program, stage: Project, sizes: dict[str, int], where: str) -> Iterator[str]:
     outputs = stage.matrix.rows // 2 if stage.output is Output.GATE else stage.matrix.rows
+    place = program.stages.index(stage)
+    before, after = program.stages[place - 1], program.stages[place + 1]
+    if stage.continues and not (
+        isinstance(before, Project)
+        and (before.input, before.output, before.reads, before.writes) == (stage.input, stage.output, *_buffers(stage))
+        and stage.output is Output.STORE
+        and stage.first_row == before.first_row + before.matrix.rows
+    ):
+        yield f"{where}: continues a stage that has another input or output, or ends at another row"
+    if not stage.continues and stage.first_row:
+        yield f"{where}: begins at row {stage.first_row} of its output, and continues no stage"
     if stage.output is Output.LOGITS and outputs * program.lanes - program.lanes < sizes[stage.writes]:
         outputs = min(outputs * program.lanes, sizes[stage.writes])  # those of all lanes are gathered
     if (stage.exchange is not None) != (program.lanes > 1 and stage.output is Output.RESIDUAL):
         yield f"{where}: an exchange belongs to a residual output of several lanes, and only there"
     if stage.exchange and stage.exchange.late and stage.layer is not None and stage.layer < stage.exchange.late:
         yield f"{where}: adds what other lanes made {stage.exchange.late} layers before, and there is no such layer"
-    if sizes[stage.writes] != outputs:
-        yield f"{where}: makes {outputs} elements, but {stage.writes!r} has {sizes[stage.writes]}"
+    made = stage.first_row + outputs
+    if sizes[stage.writes] != made and not (continues(after) and made < sizes[stage.writes]):
+        yield f"{where}: makes {made} elements, but {stage.writes!r} has {sizes[stage.writes]}"
     if (stage.output is Output.RESIDUAL) != (stage.residual is not None):
         yield f"{where}: a residual buffer belongs to a residual output, and only there"
     if stage.residual and sizes[stage.residual] != outputs:
@@ -127,6 +141,10 @@ def _project_sizes(program: Program, stage: Project, sizes: dict[str, int], wher
         yield f"{where}: a gate needs gate and up rows interleaved, and nothing else does"
 
 
+def _buffers(stage: Project) -> tuple[str, str]:
+    return stage.reads, stage.writes
+
+
 def _weights_once(program: Program) -> Iterator[str]:
     """No weight of the model is used twice."""
     users: list[Matrix | Vector] = [stage.matrix for stage in program.projections] + list(program.vectors())
@@ -139,12 +157,12 @@ def _weights_once(program: Program) -> Iterator[str]:
 
 def _buffer_reuse(program: Program) -> Iterator[str]:
     """A buffer is written again at least two hand-offs after it was last read, also across passes."""
-    stages = program.stages
+    handed_over = list(accumulate(not continues(stage) for stage in program.stages))  # hand-offs up to each stage
     for buffer in program.buffers:
-        writes = [i for i, stage in enumerate(stages) if buffer.name in writes_of(stage)]
-        for i, stage in enumerate(stages):
+        writes = {i for i, stage in zip(handed_over, program.stages, strict=True) if buffer.name in writes_of(stage)}
+        for i, stage in zip(handed_over, program.stages, strict=True):
             if buffer.name in reads_of(stage) and writes:
-                following = min((w - i if w > i else w - i + len(stages)) for w in writes)
+                following = min((w - i if w > i else w - i + handed_over[-1]) for w in writes)
                 if following < REUSE_DISTANCE:
                     yield f"{_label(stage)}: {buffer.name!r} is rewritten {following} hand-off(s) after it is read"
 

@@ -15,6 +15,11 @@ MEGA = 1e6
 COLOURS = {  # of stages, the same in every picture
     "embed": "#9d755d",
     "qkv": "#4c78a8",
+    "qk": "#4c78a8",  # where q, k and v have different formats
+    "q": "#4c78a8",
+    "k": "#6f9bc8",
+    "kv": "#6f9bc8",
+    "v": "#9ecae9",
     "attend": "#e45756",
     "o": "#72b7b2",
     "gate_up": "#f58518",
@@ -84,7 +89,9 @@ def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     if isinstance(stage, Combine):
         prepared, lanes = "norm" if stage.norm else "", stage.joining.value
     if isinstance(stage, Project):
-        matrix = f"{stage.matrix.rows} x {stage.matrix.cols} {stage.matrix.format.name}"
+        format = stage.matrix.format
+        bits = f" ({format.bits:.3g} bits)" if format.is_low_bit else ""
+        matrix = f"{stage.matrix.rows} x {stage.matrix.cols} {format.name}{bits}"
         size = f"{plan.layout.tiles(stage) * plan.layout.tile_bytes(stage) / MEGA:.2f}"
         prepared = "norm" if isinstance(stage.input, Norm) else "merge" if isinstance(stage.input, Merge) else ""
         lanes = _exchanged(stage, plan.program.lanes)

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.model.weights import Bf16Bits, from_bf16, to_bf16
+from monolane.model.format import groups_of
+from monolane.model.weights import from_bf16, to_bf16
+from monolane.program import tiles
+from monolane.program.activations import rounded
 from monolane.program.stage import (
     PASS_ROWS,
     Attend,
@@ -25,7 +28,7 @@ from monolane.program.stage import (
     Sample,
     first_seen,
 )
-from monolane.program.tape import Tape
+from monolane.program.tape import Bytes, Tape
 
 Floats = NDArray[np.float32]
 
@@ -87,7 +90,7 @@ class Interpreter:
                 for number, lane in enumerate(self._lanes)
             ]
         for lane, output in zip(self._lanes, outputs, strict=True):
-            lane.buffers[stage.writes][:, 0] = output
+            lane.buffers[stage.writes][:, 0, stage.first_row : stage.first_row + output.shape[1]] = output
 
     def _added(self, stage: Project, layer: int, lane: int) -> Floats:
         """What a lane adds to its residual stream."""
@@ -117,7 +120,7 @@ class Interpreter:
 class _Lane:
     """One lane: its tape, its buffers, its KV cache."""
 
-    def __init__(self, tape: Tape, table: Bf16Bits | None, context: int) -> None:
+    def __init__(self, tape: Tape, table: Bytes | None, context: int) -> None:
         self.tape = tape
         self.table = table  # the embedding, which all lanes share
         self.plan = tape.plan
@@ -139,14 +142,22 @@ class _Lane:
     def embed(self, stage: Embed, tokens: Sequence[int]) -> None:
         out = self.buffers[stage.writes][:, 0]
         for row, token in enumerate(tokens):
-            if self.table is not None:
-                out[row] = from_bf16(self.table[token])
-                continue
-            head, layout = self.program.head, self.plan.layout
-            last = len(self.program.projections) - 1
-            worker, offset = self.plan.locate(last, token // layout.rows(head))
-            tile = self.tape.workers[worker][offset : offset + layout.tile_bytes(head)]
-            out[row] = from_bf16(layout.row(tile, head, token))
+            out[row] = self._tied_embedding(token) if self.table is None else self._embedding(self.table[token])
+
+    def _embedding(self, row: Bytes) -> Floats:
+        table = self.program.table
+        assert table is not None
+        if table.format.is_low_bit:
+            return tiles.unpack(row, table.format, groups_of(table.cols), 1).values(table.cols).reshape(-1)
+        return from_bf16(row.view(np.uint16))
+
+    def _tied_embedding(self, token: int) -> Floats:
+        """A row of the head."""
+        head, layout = self.program.head, self.plan.layout
+        worker, offset = self.plan.locate(len(self.program.projections) - 1, token // layout.rows(head))
+        tile = self.tape.workers[worker][offset : offset + layout.tile_bytes(head)]
+        row: Floats = layout.values(tile, head)[token % layout.rows(head)]
+        return row
 
     def _prepared(self, stage: Project, positions: NDArray[np.int64] | None) -> Floats:
         """The input of a projection, as every worker prepares it for itself."""
@@ -160,11 +171,16 @@ class _Lane:
                 return self.buffers[stage.reads][:, 0]
 
     def _rows(self, stage: Project, index: int, x: Floats) -> Floats:
-        """Dot products with all rows of the matrix, each row read from the tape of the worker that owns it."""
+        """Dot products with all rows of the matrix, each row read from the tape of the worker that owns it.
+
+        The input of a low-bit matrix is rounded to integers. Kernels add products of integers, which is exact; here
+        fp64 is, so what a kernel makes differs from this by the rounding of its fp32 sums of groups only.
+        """
+        inputs = rounded(x) if stage.matrix.format.is_low_bit else x
         shares = []
         for worker in range(self.plan.workers):
-            matrix = from_bf16(self.plan.layout.unpack(self.tape.segment(worker, index), stage))
-            shares.append(x @ matrix.T)
+            matrix = self.plan.layout.values(self.tape.segment(worker, index), stage)
+            shares.append((inputs @ matrix.T.astype(inputs.dtype)).astype(np.float32))
         y: Floats = np.concatenate(shares, 1)[:, : stage.matrix.rows]
         return y + self.tape.constants.vector(stage.bias) if stage.bias else y
 

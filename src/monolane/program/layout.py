@@ -3,6 +3,8 @@
 A tile holds a few rows over all columns. Inside it the k-blocks follow each other, and inside a k-block the rows:
 [k-block][row][k]. A CPU reads one cache line (32 bf16) of each row in turn. A warp of a GPU loads a fragment at once:
 one k-block of a whole tile, or two of a half tile. Rows and columns are padded with zeros to whole tiles and fragments.
+That is bf16; the tiles of low-bit formats are those of ``tiles.py``, padded to whole groups of 32 columns, or to whole
+super-blocks of 256.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.model.weights import Bf16Bits
+from monolane.model.format import BLOCK, GROUP, Floats, QuantRows
+from monolane.model.weights import Bf16Bits, from_bf16
+from monolane.program import tiles
 from monolane.program.stage import Output, Project
 
 
@@ -24,6 +28,7 @@ class Layout:
     tile_rows: int
     k_block: int
     halves_residual: bool = False  # matrices that write the residual stream have tiles of half as many rows
+    whole_blocks: bool = False  # low-bit columns are padded to whole super-blocks
 
     def rows(self, stage: Project) -> int:
         """Rows of a tile."""
@@ -31,38 +36,45 @@ class Layout:
         return self.tile_rows // 2 if halved else self.tile_rows
 
     def fragment_cols(self, stage: Project) -> int:
-        """Columns of a fragment: twice as many where a tile has half the rows."""
+        """Columns of a fragment: twice as many where a tile has half the rows; of a low-bit matrix a super-block's."""
+        if stage.matrix.format.is_low_bit:
+            return BLOCK
         return self.k_block * self.tile_rows // self.rows(stage)
 
     def tiles(self, stage: Project) -> int:
         return -(-stage.matrix.rows // self.rows(stage))
 
     def padded_cols(self, stage: Project) -> int:
-        columns = self.fragment_cols(stage)
+        in_groups = stage.matrix.format.is_low_bit and not self.whole_blocks
+        columns = GROUP if in_groups else self.fragment_cols(stage)
         return -(-stage.matrix.cols // columns) * columns
 
     def tile_bytes(self, stage: Project) -> int:
-        return self.rows(stage) * self.padded_cols(stage) * stage.matrix.format.bits // 8
+        return self.rows(stage) * stage.matrix.format.row_bytes(self.padded_cols(stage))
 
-    def pack(self, rows: Bf16Bits, stage: Project) -> NDArray[np.uint8]:
+    def pack(self, rows: Bf16Bits | QuantRows, stage: Project) -> NDArray[np.uint8]:
         """Pack consecutive rows into whole tiles. Missing rows of the last tile, and missing columns, become zeros."""
+        if isinstance(rows, QuantRows):
+            return tiles.pack(rows.widened(self.padded_cols(stage) // GROUP), self.rows(stage))
         tile_rows, padded = self.rows(stage), self.padded_cols(stage)
-        tiles = -(-len(rows) // tile_rows)
-        if len(rows) != tiles * tile_rows or rows.shape[1] != padded:
-            full = np.zeros((tiles * tile_rows, padded), np.uint16)
+        count = -(-len(rows) // tile_rows)
+        if len(rows) != count * tile_rows or rows.shape[1] != padded:
+            full = np.zeros((count * tile_rows, padded), np.uint16)
             full[: len(rows), : rows.shape[1]] = rows
             rows = full
-        blocks = rows.reshape(tiles, tile_rows, padded // self.k_block, self.k_block).transpose(0, 2, 1, 3)
+        blocks = rows.reshape(count, tile_rows, padded // self.k_block, self.k_block).transpose(0, 2, 1, 3)
         return np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
 
+    def values(self, tape: NDArray[np.uint8], stage: Project) -> Floats:
+        """The weights of whole tiles in fp32, including padding rows, without padding columns."""
+        matrix = stage.matrix
+        if matrix.format.is_low_bit:
+            rows = tiles.unpack(tape, matrix.format, self.padded_cols(stage) // GROUP, self.rows(stage))
+            return rows.values(matrix.cols)
+        return from_bf16(self.unpack(tape, stage))
+
     def unpack(self, tape: NDArray[np.uint8], stage: Project) -> Bf16Bits:
-        """The rows of whole tiles, including padding rows, without padding columns."""
+        """The rows of whole tiles in bf16, including padding rows, without padding columns."""
         padded = self.padded_cols(stage)
         blocks = tape.view(np.uint16).reshape(-1, padded // self.k_block, self.rows(stage), self.k_block)
         return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).reshape(-1, padded)[:, : stage.matrix.cols]
-
-    def row(self, tape: NDArray[np.uint8], stage: Project, row: int) -> Bf16Bits:
-        """One row of a tile, without padding: the embedding of a token where it is tied to the head."""
-        tile_rows = self.rows(stage)
-        blocks = tape.view(np.uint16).reshape(-1, tile_rows, self.k_block)
-        return np.ascontiguousarray(blocks[:, row % tile_rows]).reshape(-1)[: stage.matrix.cols]

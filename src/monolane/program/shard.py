@@ -6,6 +6,7 @@ fewer KV heads than lanes, several lanes have a copy of the same KV head, each w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.model.config import ModelConfig
+from monolane.model.format import BF16, BLOCK, BLOCK_GROUPS, GROUP, Format, FormatOf, QuantRows, groups_of
 from monolane.model.weights import Bf16Bits, Weights
 
 _COLUMN_PARALLEL = ("o", "down")  # every lane has some columns, and a partial sum for every row
@@ -96,8 +98,15 @@ class LaneWeights:
         return f"{self._weights.identity}, lane {self._lane} of {self._shard.lanes}"
 
     @property
-    def widened(self) -> bool:
+    def converted(self) -> bool:
+        return self._weights.converted
+
+    @property
+    def widened(self) -> tuple[str, ...]:
         return self._weights.widened
+
+    def format(self, name: str) -> Format:
+        return lane_formats(self._weights.format, self._shard)(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of the whole model's tensor."""
@@ -107,18 +116,42 @@ class LaneWeights:
         part = name.rpartition(".")[2]
         if part in _COLUMN_PARALLEL:
             whole = self._weights.rows(name, start, stop)
-            return np.ascontiguousarray(_picked(whole, self._places(part)))
+            return np.ascontiguousarray(_picked(whole, places_of(self._shard, self._lane, part)))
         if part == "embed":
             return self._weights.rows(name, start, stop)
-        config = self._shard.config
-        source = "embed" if name == "head" and config.tied else name
-        result = np.zeros((stop - start, config.hidden * self._head_width(part)), np.uint16)
-        places = self._places(part)[start:stop]
+        result = np.zeros((stop - start, self._shard.config.hidden * self._head_width(part)), np.uint16)
+        for run, first in self._row_runs(part, start, stop):
+            result[run] = self._weights.rows(_source(name, self._shard), first, first + len(run))
+        return result
+
+    def quants(self, name: str, start: int, stop: int) -> QuantRows:
+        part = name.rpartition(".")[2]
+        if part == "embed":
+            return self._weights.quants(name, start, stop)
+        format = self.format(name)
+        if part in _COLUMN_PARALLEL:
+            places = places_of(self._shard, self._lane, part)
+            whole, groups = self._weights.quants(name, start, stop), places[::GROUP] // GROUP
+            result = QuantRows.zeros(format, stop - start, len(groups))
+            picked = groups >= 0
+            for mine, theirs in zip(result.arrays[:3], whole.arrays[:3], strict=True):
+                mine[:, picked] = theirs[:, groups[picked]]
+            first = groups[::BLOCK_GROUPS]
+            result.blocks[:, first >= 0] = whole.blocks[:, first[first >= 0] // BLOCK_GROUPS]
+            return result
+        width = self._shard.config.hidden * self._head_width(part)
+        result = QuantRows.zeros(format, stop - start, groups_of(width))
+        for run, row in self._row_runs(part, start, stop):
+            result.put(run, self._weights.quants(_source(name, self._shard), row, row + len(run)))
+        return result
+
+    def _row_runs(self, part: str, start: int, stop: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """(consecutive rows of the result, the first of the model's rows behind them), without padding."""
+        places = places_of(self._shard, self._lane, part)[start:stop]
         breaks = np.flatnonzero(np.diff(places) != 1) + 1
         for run in np.split(np.arange(len(places)), breaks):
             if len(run) and (first := int(places[run[0]])) >= 0:
-                result[run] = self._weights.rows(source, first, first + len(run))
-        return result
+                yield run, first
 
     def vector(self, name: str) -> NDArray[np.float32]:
         whole = self._weights.vector(name)
@@ -127,7 +160,7 @@ class LaneWeights:
         if is_bias and part in _COLUMN_PARALLEL:  # added once, although every lane has a part of the sum
             return whole if self._lane == 0 else np.zeros_like(whole)
         if is_bias:
-            return _picked(whole, self._places(part))
+            return _picked(whole, places_of(shard, self._lane, part))
         if lanes is not None and not lanes.shares_norms and part not in ("q_norm", "k_norm"):
             return np.split(whole, shard.lanes)[self._lane]
         return whole
@@ -137,16 +170,49 @@ class LaneWeights:
         lanes = self._shard.config.lanes
         return lanes.count if part == "head" and lanes is not None and lanes.head == "lane" else 1
 
-    def _places(self, part: str) -> NDArray[np.int64]:
-        """The model's row (of o and down: column) behind each of the lane's, or _PADDING."""
-        shard, size = self._shard, self._shard.config.head_dim
-        if part in ("q", "o"):
-            return _of_heads(shard.heads_of(self._lane), size)
-        if part in ("k", "v"):
-            return _of_heads(shard.kv_heads_of(self._lane), size)
-        mine, whole = (shard.vocab, shard.config.vocab) if part == "head" else (shard.ffn, shard.config.ffn)
-        places = np.arange(self._lane * mine, (self._lane + 1) * mine)
-        return np.where(places < whole, places, _PADDING)
+
+def lane_formats(formats: FormatOf, shard: Shard) -> FormatOf:
+    """The formats of the matrices of lanes: those of the model, but bf16 where lanes would cut a group or, in two-level
+    formats, a super-block of columns."""
+
+    def format(name: str) -> Format:
+        found = formats(_source(name, shard))
+        part = name.rpartition(".")[2]
+        if not found.is_low_bit or part not in _COLUMN_PARALLEL:
+            return found
+        unit = BLOCK if found.scales and found.scales.per_block else GROUP
+        whole = all(_is_whole(places_of(shard, lane, part), unit) for lane in range(shard.lanes))
+        return found if whole else BF16
+
+    return format
+
+
+def _source(name: str, shard: Shard) -> str:
+    """With several lanes a tied head has rows of its own, which are those of the embedding."""
+    return "embed" if name == "head" and shard.config.tied else name
+
+
+def _is_whole(places: NDArray[np.int64], unit: int) -> bool:
+    """Whether columns come in whole units, each a unit of the model or padding."""
+    if len(places) % unit:
+        return False
+    units = places.reshape(-1, unit)
+    first = units[:, :1]
+    return bool(
+        np.all((units == np.where(first < 0, _PADDING, first + np.arange(unit))) & ((first < 0) | (first % unit == 0)))
+    )
+
+
+def places_of(shard: Shard, lane: int, part: str) -> NDArray[np.int64]:
+    """The model's row (of o and down: column) behind each of a lane's, or _PADDING."""
+    size = shard.config.head_dim
+    if part in ("q", "o"):
+        return _of_heads(shard.heads_of(lane), size)
+    if part in ("k", "v"):
+        return _of_heads(shard.kv_heads_of(lane), size)
+    mine, whole = (shard.vocab, shard.config.vocab) if part == "head" else (shard.ffn, shard.config.ffn)
+    places = np.arange(lane * mine, (lane + 1) * mine)
+    return np.where(places < whole, places, _PADDING)
 
 
 def _of_heads(heads: list[int | None], size: int) -> NDArray[np.int64]:

@@ -11,19 +11,10 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal
 
+from monolane.model.format import BF16, Format
+
 PASS_ROWS = 16  # the most rows (token positions) of one pass; a tensor core's A operand has as many
 CacheFormat = Literal["bf16", "f32"]
-
-
-@dataclass(frozen=True)
-class Format:
-    """How the weights of a matrix are stored. Formats with scales will add their group size here."""
-
-    name: str
-    bits: int
-
-
-BF16 = Format("bf16", 16)
 
 
 class Arrangement(Enum):
@@ -142,7 +133,12 @@ class Embed:
 
 @dataclass(frozen=True)
 class Project:
-    """Stream a matrix and multiply it with the prepared input."""
+    """Stream a matrix and multiply it with the prepared input.
+
+    A matrix has one format. Where parts of a stage's matrix are stored in different ones (a file in Q4_K with v in
+    Q6_K), the stage is several projections in a row: all but the first ``continues`` the one before. They have the same
+    input, write one after the other to the same buffer, and there is no hand-off between them.
+    """
 
     name: str
     layer: int | None
@@ -154,6 +150,8 @@ class Project:
     residual: str | None = None  # the buffer that RESIDUAL adds to; the owner of a row alone reads that row
     bias: Vector | None = None
     exchange: Exchange | None = None  # of a residual output, where there are several lanes
+    continues: bool = False
+    first_row: int = 0  # of the output, in the buffer that it writes
 
 
 @dataclass(frozen=True)
@@ -202,6 +200,11 @@ class Buffer:
     name: str
     size: int
     per_split: bool = False
+
+
+def continues(stage: Stage) -> bool:
+    """Whether there is no hand-off between a stage and the one before it."""
+    return isinstance(stage, Project) and stage.continues
 
 
 def first_seen(position: int, window: int | None) -> int:
@@ -286,17 +289,22 @@ class Program:
     def head(self) -> Project:
         return self.projections[-1]
 
+    @cached_property
+    def begun(self) -> tuple[Stage, ...]:
+        """The stages without those that continue another one: there is a hand-off after each but the last."""
+        return tuple(stage for stage in self.stages if not continues(stage))
+
     @property
     def handoffs(self) -> int:
-        """Hand-offs in one pass: one after every stage but the last."""
-        return len(self.stages) - 1
+        """Hand-offs in one pass: one after every stage but the last, and none within a stage of several formats."""
+        return len(self.begun) - 1
 
     def vectors(self) -> tuple[Vector, ...]:
         """Every constant vector, in order of first use."""
         found: list[Vector] = []
         for stage in self.stages:
             if isinstance(stage, Project):
-                found += [stage.input.weight] if isinstance(stage.input, Norm) else []
+                found += [stage.input.weight] if isinstance(stage.input, Norm) and not stage.continues else []
                 found += [stage.bias] if stage.bias else []
             elif isinstance(stage, Combine):
                 found += [stage.norm.weight] if stage.norm else []

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from monolane.model.format import QuantRows, groups_of
 from monolane.model.weights import Bf16Bits, Weights
+from monolane.program import tiles as lowbit
 from monolane.program.plan import Plan
 from monolane.program.stage import Arrangement, Matrix, Program, Project, Vector
 
@@ -35,12 +37,13 @@ class Constants:
 
 @dataclass(frozen=True)
 class Tape:
-    """All tapes of a plan (one per worker), its constants, and the embedding table where it is not tied to the head."""
+    """All tapes of a plan (one per worker), its constants, and the embedding table where it is not tied to the head:
+    [row][bytes of a row], in bf16 or as tiles of one row."""
 
     plan: Plan
     workers: tuple[Bytes, ...]
     constants: Constants
-    table: Bf16Bits | None
+    table: Bytes | None
 
     @property
     def nbytes(self) -> int:
@@ -59,8 +62,8 @@ def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate, has_table: b
     program = plan.program
     table = None
     if program.table is not None and has_table:
-        shape = (program.table.rows, program.table.cols)
-        table = allocate(shape[0] * shape[1] * 2).view(np.uint16).reshape(shape)
+        shape = (program.table.rows, program.table.format.row_bytes(program.table.cols))
+        table = allocate(shape[0] * shape[1]).reshape(shape)
     return Tape(plan, tuple(allocate(size) for size in plan.tape_bytes), pack_constants(program, weights), table)
 
 
@@ -100,19 +103,29 @@ def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
                 yield pack
     if tape.table is not None and plan.program.table is not None:
         table, source = tape.table, plan.program.table
-        step_rows = max(1, PACK_BYTES // (source.cols * 2))
+        step_rows = max(1, PACK_BYTES // table.shape[1])
         for first in range(0, source.rows, step_rows):
 
             def copy(first: int = first, last: int = min(first + step_rows, source.rows)) -> int:
-                table[first:last] = matrix_rows(source, weights, first, last)
+                rows = matrix_rows(source, weights, first, last)
+                packed = lowbit.pack(rows, 1) if isinstance(rows, QuantRows) else rows.view(np.uint8)
+                table[first:last] = packed.reshape(last - first, -1)
                 return table[first:last].nbytes
 
             yield copy
 
 
-def matrix_rows(matrix: Matrix, weights: Weights, start: int, stop: int) -> Bf16Bits:
-    """Rows [start, stop) of a program's matrix, gathered from the model's weights."""
+def matrix_rows(matrix: Matrix, weights: Weights, start: int, stop: int) -> Bf16Bits | QuantRows:
+    """Rows [start, stop) of a program's matrix in its format, gathered from the model's weights."""
     pieces = matrix.part_rows(start, stop)
+    if matrix.format.is_low_bit:
+        if len(pieces) == 1:
+            name, first, last, _ = pieces[0]
+            return weights.quants(name, first, last)
+        joined = QuantRows.zeros(matrix.format, stop - start, groups_of(matrix.cols))
+        for name, first, last, where in pieces:
+            joined.put(where, weights.quants(name, first, last))
+        return joined
     if len(pieces) == 1:
         name, first, last, _ = pieces[0]
         return weights.rows(name, first, last)

@@ -24,7 +24,7 @@ from monolane.program.shard import LaneWeights, Shard
 from monolane.program.tape import PACK_BYTES, Allocate, Bytes, Tape, allocate_tape, pack_tape
 from monolane.progress import Progress, bar
 
-FORMAT = 1  # of the file: to be changed when packing or widening changes its content
+FORMAT = 2  # of the file: to be changed when packing or converting changes its content
 KEPT = 3  # models whose tapes are kept, one of each lane: the most recently used ones
 SPARE_BYTES = 4 << 30  # of the disk that stay free: a kept tape only saves time
 ABANDONED_S = 3600.0  # a temporary file that is older was left by a process that was killed
@@ -47,7 +47,7 @@ def load_lanes(
 def _load(tape: Tape, weights: Weights, progress: Progress) -> None:
     """Fill a tape: from the cache where it was kept, else from the weights."""
     pieces, size = list(_pieces(tape)), _size(tape)
-    path = _path(tape.plan, weights) if weights.widened else None
+    path = _path(tape.plan, weights) if weights.converted else None
     if path and path.exists() and path.stat().st_size == size and _read(path, pieces, progress):
         return
     pack_tape(tape, weights, progress.advance)
@@ -71,7 +71,7 @@ def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
             yield from _cut(place, tape.segment(worker, index))
         base += plan.layout.tiles(stage) * tile_bytes
     if tape.table is not None:
-        yield from _cut(base, tape.table.reshape(-1).view("u1"))
+        yield from _cut(base, tape.table.reshape(-1))
 
 
 def _cut(place: int, part: Bytes) -> Iterator[tuple[int, Bytes]]:

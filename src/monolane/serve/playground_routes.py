@@ -51,6 +51,7 @@ class Machine:
     bytes_per_token: int  # weights read for each decoded token
     ceiling_bytes_per_s: float | None  # the measured read bandwidth of the machine; None: not measured
     context: int  # tokens of prompt and answer together
+    can_chat: bool  # False: it has no chat template, and continues text
 
 
 def add_playground(app: FastAPI, machine: Callable[[], Machine]) -> None:

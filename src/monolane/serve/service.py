@@ -87,13 +87,14 @@ class Service:
         return answer, parser_for(style, task.names if tools else [], task.parallel)
 
     def machine(self) -> Machine:
-        _, target = self.engine.loaded()
+        tokenizer, target = self.engine.loaded()
         return Machine(
             model=self.model_id,
             device=target.name,
             bytes_per_token=target.bytes_per_token,
             ceiling_bytes_per_s=self.ceiling(),
             context=target.context,
+            can_chat=tokenizer.can_chat,
         )
 
     async def close(self, drain_s: float) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from monolane.cache import human_size
 from monolane.errors import ResourceError, UsageError
 from monolane.lanes.memory import SharedAllocator, SharedMemory
 from monolane.model.config import ModelConfig
+from monolane.model.format import FormatOf, all_bf16
+from monolane.model.quantise import quantised
 from monolane.model.weights import Weights
 from monolane.program.build import build_program
 from monolane.program.check import check
 from monolane.program.plan import Plan, make_plan
+from monolane.program.shard import Shard, lane_formats
 from monolane.program.stage import PASS_ROWS, CacheFormat, Program
 from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_lanes
@@ -33,6 +37,7 @@ from monolane.target.generate import LAYOUT
 from monolane.target.interpreter import InterpreterTarget
 from monolane.target.lane_processes import LaneProcesses
 from monolane.target.structs import Entry
+from monolane.target.widened import note_widened
 
 if TYPE_CHECKING:
     from monolane.target.cuda.driver import Device
@@ -46,15 +51,22 @@ ENTRY_BYTES = ctypes.sizeof(Entry)
 
 
 def plan_for(
-    config: ModelConfig, workers: int | None = None, cache_format: CacheFormat = "bf16", lanes: int | None = None
+    config: ModelConfig,
+    workers: int | None = None,
+    cache_format: CacheFormat = "bf16",
+    lanes: int | None = None,
+    formats: FormatOf = all_bf16,
 ) -> Plan:
     """The plan that ``open_target`` runs on a CPU, checked. ``workers`` may be more than this machine has cores. With
-    several lanes it is the plan of each lane: they share the workers evenly, and each has one at least."""
+    several lanes it is the plan of each lane: they share the workers evenly, and each has one at least. ``formats``:
+    those of the model's matrices."""
     workers = len(machine.processors()) if workers is None else workers
     if not 1 <= workers <= MAX_WORKERS:
         raise UsageError(f"{workers} workers are not possible.", f"Choose between 1 and {MAX_WORKERS} workers.")
     lanes = choose_lanes(config, lanes)
-    plan = make_plan(build_program(config, cache_format, lanes=lanes), LAYOUT, max(1, workers // lanes))
+    formats = lane_formats(formats, Shard(config, lanes)) if lanes > 1 else formats
+    program = build_program(config, cache_format, lanes=lanes, formats=formats)
+    plan = make_plan(program, LAYOUT, max(1, workers // lanes))
     check(plan)
     return plan
 
@@ -80,11 +92,14 @@ def open_target(
     cache_format: CacheFormat = "bf16",
     lanes: int | None = None,
     placement: str = "together",
+    quantise: str | None = None,
     progress: Progress | None = None,
 ) -> Target:
     """Compile the kernel, allocate memory and pack the tape. ``placement``: lanes in one process, or one process per
-    lane. ``progress`` shows the loading, and notes for the user."""
+    lane. ``quantise``: "q8" or "q4" for matrices that are not low-bit. ``progress`` shows the loading, and notes for
+    the user."""
     progress = progress or Silent()
+    weights = quantised(weights, quantise)
     if placement not in PLACEMENTS:
         raise UsageError(f"There is no placement {placement!r}.", f"Choose one of: {', '.join(PLACEMENTS)}.")
     if device not in DEVICES:
@@ -97,7 +112,8 @@ def open_target(
     if gpu is not None:
         return open_cuda(config, weights, context, gpu, progress, count)
     require_processors(workers)
-    plan = plan_for(config, workers, cache_format, lanes)
+    plan = plan_for(config, workers, cache_format, lanes, weights.format)
+    note_widened(plan.program, weights, progress)
     require_memory(plan, context)
     compiler = None if device == "interpreter" else find_compiler()
     if compiler is None:
@@ -108,7 +124,7 @@ def open_target(
             )
         return InterpreterTarget(load_lanes(plan, weights, config, allocate, progress), context)
     level = machine.vector_level()
-    library = Library(build(generate(plan.program), compiler, level))
+    source = generate(plan.program)
     cores, lanes = machine.processors(), plan.program.lanes
     # With fewer cores than lanes, a thread runs several lanes; in processes of their own they share the cores.
     few = min(lanes, len(cores) if workers is None else workers)
@@ -120,8 +136,12 @@ def open_target(
     caches = resident_caches(cache_bytes, machine.available_memory())
     if placement == "apart" and lanes > 1:
         name = f"cpu ({lanes} lanes apart, {plan.workers} x {level.name} each)"
+        library = Library(build(source, compiler, level))
         return _open_apart(library, plan, config, weights, context, pinned, caches, name, progress)
-    tapes = load_lanes(plan, weights, config, allocate, progress)
+    with ThreadPoolExecutor(1, "compile") as pool:
+        built = pool.submit(build, source, compiler, level)
+        tapes = load_lanes(plan, weights, config, allocate, progress)
+        library = Library(built.result())
     name = f"cpu ({threads} x {level.name}" + (f", {lanes} lanes)" if lanes > 1 else ")")
     return CpuTarget(library, tapes, context, Place(threads, pinned), name, caches=caches)
 
@@ -213,7 +233,7 @@ def _widest(plan: Plan) -> int:
 
 
 def _table_bytes(program: Program) -> int:
-    return 2 * program.table.rows * program.table.cols if program.table else 0
+    return program.table.rows * program.table.format.row_bytes(program.table.cols) if program.table else 0
 
 
 def _buffer_bytes(program: Program, context: int) -> int:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from monolane.bench.measure import reference, timing
 from monolane.errors import TargetError
 from monolane.model.config import ModelConfig
+from monolane.model.quantise import QuantisedWeights
 from monolane.model.weights import Weights
 from monolane.target.base import Target
 
@@ -68,6 +69,12 @@ def judge(config: ModelConfig, weights: Weights, target: Target, prompt: Sequenc
     answer = [token.id for token in timing.ask(target, timing.fixed_length(prompt, DECODED_TOKENS)).tokens]
     text = [*prompt, *answer[:-1]]
     return compare(reference.read(config, weights, text), target.logits(text), answer)
+
+
+def quantisation(config: ModelConfig, weights: QuantisedWeights, text: Sequence[int]) -> float:
+    """The divergence of the quantised weights from the stored ones, both computed in fp32, in nats."""
+    stored, made = (reference.read(config, each, list(text)).exact for each in (weights.stored, weights))
+    return _divergence(stored, made)
 
 
 def compare(truth: reference.Readings, ours: Logits, answer: Sequence[int]) -> Verdict:

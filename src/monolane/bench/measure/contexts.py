@@ -48,7 +48,7 @@ def measure(
     return {
         "benchmark": "context",
         "model": subject.name,
-        "dtype": "bf16",
+        "dtype": subject.dtype,
         "device": target.name,
         "weights": "of the model" if subject.real else "made up",
         "context": target.context,

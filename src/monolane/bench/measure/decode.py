@@ -138,7 +138,7 @@ def _result(subject: Subject, around: Surroundings, found: Rounds, lengths: Leng
     return {
         "benchmark": "decode",
         "model": subject.name,
-        "dtype": "bf16",
+        "dtype": subject.dtype,
         "device": target.name,
         "weights": "of the model" if subject.real else "made up",
         "context": target.context,

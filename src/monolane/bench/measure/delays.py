@@ -124,7 +124,7 @@ def _measure(options: Options, delay: int, progress: Progress) -> tuple[dict[str
         answers = [timing.ask(target, request) for _ in range(options.rounds)]
         request = timing.fixed_length(prompt, WAITS_FROM + WAITS_PASSES + 2)
         waits = target.lane_waits(request, WAITS_FROM, WAITS_PASSES) / 1e3
-        in_layers = np.array([getattr(stage, "layer", None) is not None for stage in target.program.stages])
+        in_layers = np.array([getattr(stage, "layer", None) is not None for stage in target.program.begun])
         of_workers = waits.sum(2).mean(0)
         point = {
             "delay": delay,

@@ -42,6 +42,13 @@ METHOD = (
 )
 
 
+def _dtype(path: Path) -> str:
+    """What the weights are stored as."""
+    from monolane.model.load import load_model
+
+    return load_model(path).dtype
+
+
 def run(model: str | None, shape: str | None, device: str, folder: Path, say: Say) -> None:
     """Start twice with a model, or with a folder of made-up weights of a shape, and write the result."""
     if (model is None) == (shape is None):
@@ -62,7 +69,7 @@ def run(model: str | None, shape: str | None, device: str, folder: Path, say: Sa
         result = {
             "benchmark": "load",
             "model": name,
-            "dtype": "bf16",
+            "dtype": _dtype(path) if kind != "cuda" else "bf16",
             "device": kind,
             **starts(path, kind),
             "method": METHOD + ("; made-up weights of this shape, a tokenizer without merges" if shape else ""),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from monolane.bench.measure import blas
 from monolane.model.config import LaneConfig, ModelConfig
-from monolane.model.weights import Weights, expected_shapes, from_bf16, to_bf16
+from monolane.model.weights import Weights, expected_shapes, from_bf16, matrix_values, to_bf16
 from monolane.program.shard import LaneWeights, Shard
 from monolane.target.cpu.machine import processors
 
@@ -55,7 +55,7 @@ class _Reader:
         return self.logits(self.normed("final_norm", x))
 
     def embedded(self, tokens: Sequence[int]) -> Floats:
-        rows = np.concatenate([from_bf16(self._weights.rows("embed", token, token + 1)) for token in tokens])
+        rows = np.concatenate([matrix_values(self._weights, "embed", token, token + 1) for token in tokens])
         return np.stack([rows, rows])
 
     def attended(self, layer: int, x: Floats) -> Floats:
@@ -78,7 +78,7 @@ class _Reader:
 
         def multiply_part(start: int) -> None:
             stop = min(start + step, rows)
-            out[:, start:stop] = both @ from_bf16(self._weights.rows(name, start, stop)).T
+            out[:, start:stop] = both @ matrix_values(self._weights, name, start, stop).T
 
         list(self.pool.map(multiply_part, range(0, rows, step)))
         if bias:

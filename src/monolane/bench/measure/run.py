@@ -23,6 +23,7 @@ from monolane.bench.report import picture, record
 from monolane.bench.trace import run as trace_run
 from monolane.errors import MonolaneError, UsageError
 from monolane.model.load import Model
+from monolane.model.quantise import QuantisedWeights
 from monolane.progress import Progress
 
 MOST_ROUNDS, MOST_TOKENS = 1000, 1 << 20
@@ -41,6 +42,7 @@ class Options:
     workers: int | None = None
     lanes: int | None = None
     placement: str = "together"
+    weights: str | None = None  # "q8" or "q4": quantised while they are loaded
     contexts: tuple[int, ...] = ()
     tokens: int | None = None  # None: the default of the device
     rounds: int = 5
@@ -74,6 +76,7 @@ class Options:
         words += ["--workers", str(self.workers)] if self.workers else []
         words += ["--lanes", str(self.lanes)] if self.lanes else []
         words += ["--placement", self.placement] if self.placement != "together" else []
+        words += ["--weights", self.weights] if self.weights else []
         words += ["--context", ",".join(map(lengths.spelled, self.contexts))] if self.contexts else []
         words += ["--tokens", str(self.tokens)] if self.tokens else []
         words += ["--workflow", str(self.workflow)] if self.workflow else ["--rounds", str(self.rounds)]
@@ -102,7 +105,7 @@ def run(options: Options, progress: Progress, say: Say) -> list[dict[str, Any]]:
         )
         keep(f"server-{found['model']}", found)
     else:
-        name, model = subjects.find_model(options.model, options.shape, progress)
+        name, model = subjects.find_model(options.model, options.shape, progress, options.weights)
         kind = _kind(options)
         with _opened(options, name, model, kind, _needed(options, model, kind), progress) as (subject, around):
             _measure(options, subject, around, keep, say)
@@ -115,7 +118,7 @@ def sweep(options: Options, progress: Progress, say: Say) -> dict[str, Any]:
     """Measure the contexts alone. Those that exceed the model's context are left out, and reported as such."""
     if not options.contexts:
         raise UsageError("No context is to be measured.", "Give --context some numbers, such as 0,1k,4k.")
-    name, model = subjects.find_model(options.model, options.shape, progress)
+    name, model = subjects.find_model(options.model, options.shape, progress, options.weights)
     kind = _kind(options)
     tokens = _context_tokens(options, kind)
     fit, left_out = contexts.fitting(options.contexts, tokens, model.config)
@@ -168,7 +171,11 @@ def _judged(subject: Subject, say: Say) -> dict[str, Any]:
     say("accuracy: compared with an fp32 computation from the same weights")
     verdict = accuracy.require(accuracy.judge(model.config, model.weights, subject.target, prompt))
     say(f"accuracy: {verdict}")
-    return verdict.to_dict()
+    if not isinstance(model.weights, QuantisedWeights):
+        return verdict.to_dict()
+    lost = accuracy.quantisation(model.config, model.weights, prompt)
+    say(f"accuracy: quantising the weights to {model.dtype} has a divergence of {lost:.2e} nats from those stored")
+    return verdict.to_dict() | {"divergence_of_quantising": lost}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from monolane.errors import UsageError
 from monolane.model.config import LaneConfig, ModelConfig, Rope
-from monolane.model.weights import Bf16Bits, expected_shapes, to_bf16
+from monolane.model.weights import Bf16Bits, Unquantised, expected_shapes, to_bf16
 
 _LLAMA3, _QWEN = Rope(500000.0), Rope(1e6)
 
@@ -67,10 +67,10 @@ SHAPES = {
         windows=(512,) * 10 + (None,) * 5,
         lanes=LaneConfig(count=8, delay=2),
     ),
-    # Layers, width and bytes of SmolLM2-135M, with heads that 8 lanes can divide.
+    # Layers, width and bytes of SmolLM2-135M, with heads that 7 lanes can divide: lanes of 18 SMs on an H200.
     "laneformer-135m": replace(
-        _shape("laneformer_tp", 576, 30, 8, 8, 48, 1536, 49152, 8192, Rope(1e5)),
-        lanes=LaneConfig(count=8, delay=2),
+        _shape("laneformer_tp", 576, 30, 7, 7, 64, 1456, 49152, 8192, Rope(1e5)),
+        lanes=LaneConfig(count=7, delay=2),
     ),
 }
 
@@ -82,11 +82,11 @@ def named(shape: str) -> ModelConfig:
     return SHAPES[shape]
 
 
-class MadeUpWeights:
+class MadeUpWeights(Unquantised):
     """Random weights of about the usual magnitude. All are taken from one pool of some 4 million random numbers, which
     is as fast as copying memory."""
 
-    widened = False
+    converted = False
     identity = "made up"
 
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:

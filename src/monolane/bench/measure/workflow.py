@@ -42,7 +42,7 @@ def measure(subject: Subject, total: int, context: int, say: Say) -> dict[str, A
     return {
         "benchmark": "workflow",
         "model": subject.name,
-        "dtype": "bf16",
+        "dtype": subject.dtype,
         "device": subject.target.name,
         "context": context,
         "tokens": total,

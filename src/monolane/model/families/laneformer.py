@@ -13,7 +13,7 @@ from monolane.model.config import HeadKind, LaneConfig, ModelConfig
 from monolane.model.families.shared import CONTEXT_LIMIT, LAYERS_LIMIT, Family
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor, StoredWeights
-from monolane.model.weights import Bf16Bits
+from monolane.model.weights import Bf16Bits, Unquantised
 
 LANES_LIMIT = 64
 _HEADS: dict[str, HeadKind] = {"replicate": "replicate", "vocab_parallel": "vocab_parallel", "lane": "lane"}
@@ -119,7 +119,7 @@ def _layer_list(settings: Settings, key: str, layers: int) -> set[int]:
     return set(found)
 
 
-class LaneformerWeights:
+class LaneformerWeights(Unquantised):
     """The weights of a Laneformer's files as those of one model: the lanes' parts of each matrix put together."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor], config: ModelConfig) -> None:
@@ -133,8 +133,8 @@ class LaneformerWeights:
         return self._stored.identity
 
     @property
-    def widened(self) -> bool:
-        return self._stored.widened
+    def converted(self) -> bool:
+        return self._stored.converted
 
     def shape(self, name: str) -> tuple[int, ...]:
         shape = self._stored.shape(name)

@@ -13,6 +13,7 @@ from monolane.model.config import ModelConfig, Rope
 from monolane.model.families.keys import refuse_unsupported_gguf_keys, refuse_unsupported_keys
 from monolane.model.families.names import gguf_name, huggingface_name
 from monolane.model.families.rope import linear_rope, read_rope
+from monolane.model.huggingface_quants import Scheme
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor
 from monolane.model.weights import Weights
@@ -170,13 +171,7 @@ def _refuse_windows(settings: Settings, config: ModelConfig) -> None:
 
 
 def _refuse_unsupported(settings: Settings) -> None:
-    quantization = settings.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise UnsupportedModelError(
-            f"{settings.source}: weights quantised by {method} (quantization_config) are not supported.",
-            "Use the unquantised model, or a GGUF file.",
-        )
+    Scheme.of(settings)
     activation = settings.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModelError(

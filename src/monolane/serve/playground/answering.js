@@ -1,5 +1,5 @@
 // Getting one answer from the server, into a turn of the conversation.
-import { ApiError, chat } from "./api.js";
+import { ApiError, ask } from "./api.js";
 import { msPerToken, Timeline } from "./timeline.js";
 
 export const freshAnswer = (settings) => ({
@@ -13,12 +13,15 @@ export const freshAnswer = (settings) => ({
   timeline: new Timeline(),
 });
 
-/** Fill `answer` as it comes, calling `changed` each time, until it is over. True: the server wants another key. */
-export async function fill(answer, messages, signal, changed) {
+/**
+ * Fill `answer` to `question` as it comes, calling `changed` each time, until it is over. True: the server wants
+ * another key.
+ */
+export async function fill(answer, question, signal, changed) {
   const { temperature, seed } = answer;
   const sent = performance.now();
   try {
-    for await (const piece of chat({ messages, temperature, seed }, signal)) {
+    for await (const piece of ask({ ...question, temperature, seed }, signal)) {
       if (piece.ahead !== undefined) answer.ahead = piece.ahead;
       if (piece.text) {
         answer.phase = "writing";

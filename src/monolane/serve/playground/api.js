@@ -37,7 +37,7 @@ export async function health() {
   return { ...body, ready: response.ok };
 }
 
-/** { model, device, bytes_per_token, ceiling_bytes_per_s, context } */
+/** { model, device, bytes_per_token, ceiling_bytes_per_s, context, can_chat } */
 export async function machine() {
   const response = await request("machine");
   if (!response.ok) throw await refusal(response);
@@ -45,12 +45,13 @@ export async function machine() {
 }
 
 /**
- * Ask, and yield what comes: { ahead } while others are answered first, { text, tokens } for each piece (`tokens`
- * counts from the beginning of the answer), { reason, timings } when it is complete.
+ * Have a conversation answered (`messages` in the body) or a text continued (`prompt`), and yield what comes: { ahead }
+ * while others are answered first, { text, tokens } for each piece (`tokens` counts from the beginning of the answer),
+ * { reason, timings } when it is complete.
  */
-export async function* chat(body, signal) {
+export async function* ask(body, signal) {
   const stream_options = { include_usage: true, continuous_usage_stats: true };
-  const response = await request("v1/chat/completions", {
+  const response = await request(body.messages ? "v1/chat/completions" : "v1/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ ...body, stream: true, stream_options }),
@@ -64,7 +65,8 @@ export async function* chat(body, signal) {
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(response.status, chunk.error.message);
     const choice = chunk.choices[0];
-    if (choice?.delta.content) yield { text: choice.delta.content, tokens: chunk.usage.completion_tokens };
+    const text = choice?.delta ? choice.delta.content : choice?.text;
+    if (text) yield { text, tokens: chunk.usage.completion_tokens };
     if (choice?.finish_reason) yield { reason: choice.finish_reason, timings: chunk.timings };
   }
 }

@@ -4,8 +4,9 @@ import { Timeline } from "./timeline.js";
 const STORE = "monolane.conversation";
 
 /**
- * Turns are { prompt, answer }. An answer is { text, phase, reason, error, timings, timeline, seed, temperature };
- * its phase is "waiting", "writing" or "over".
+ * Turns are { prompt, answer }. An answer is { text, phase, reason, error, timings, timeline, seed, temperature,
+ * continues }; its phase is "waiting", "writing" or "over". `continues`: it goes on where the prompt ends, because the
+ * model cannot chat.
  */
 export class Conversation {
   constructor() {
@@ -33,14 +34,19 @@ export class Conversation {
     }
   }
 
-  /** What to send for the last turn: all before it that went well, and its prompt. */
-  messages() {
+  /**
+   * What to send for the last turn: all before it that went well, and its prompt; or that alone, to be continued until
+   * the `context` is full.
+   */
+  question(context) {
+    const last = this.turns.at(-1);
+    if (last.answer.continues) return { prompt: last.prompt, max_tokens: context };
     const messages = [];
     for (const { prompt, answer } of this.turns.slice(0, -1)) {
-      if (!answer.text) continue;
+      if (!answer.text || answer.continues) continue;
       messages.push({ role: "user", content: prompt }, { role: "assistant", content: answer.text });
     }
-    return [...messages, { role: "user", content: this.turns.at(-1).prompt }];
+    return { messages: [...messages, { role: "user", content: last.prompt }] };
   }
 
   clear() {

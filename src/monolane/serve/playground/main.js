@@ -13,7 +13,7 @@ import { pageIn } from "./page.js";
 import { Preview } from "./preview.js";
 import { Race } from "./race.js";
 import { Speeds } from "./speeds.js";
-import { showSuggestions } from "./suggestions.js";
+import { invite } from "./suggestions.js";
 import { msPerToken } from "./timeline.js";
 import { TurnView } from "./turn.js";
 import { hint, isNarrow, show, watchTabs } from "./views.js";
@@ -30,10 +30,11 @@ const preview = new Preview();
 const composer = new Composer(send, stop);
 let running = null; // the AbortController of the answer that comes
 let ready = false;
+let canChat = true;
 
 async function send(prompt) {
   if (running || !ready) return;
-  conversation.turns.push({ prompt, answer: freshAnswer(composer.settings()) });
+  conversation.turns.push({ prompt, answer: nextAnswer() });
   addView(conversation.turns.at(-1));
   composer.clear();
   await answerLast();
@@ -42,11 +43,13 @@ async function send(prompt) {
 async function retry() {
   if (running || !ready) return;
   const turn = conversation.turns.at(-1);
-  turn.answer = freshAnswer(composer.settings());
+  turn.answer = nextAnswer();
   views.pop().node.remove();
   addView(turn);
   await answerLast();
 }
+
+const nextAnswer = () => freshAnswer({ ...composer.settings(), continues: !canChat });
 
 function stop() {
   running?.abort();
@@ -63,7 +66,7 @@ async function answerLast() {
   if (document.body.dataset.view === "preview") show(isNarrow() ? "answer" : "race");
   byId("talk").scrollTop = byId("talk").scrollHeight;
   say("Answering");
-  const needsKey = await fill(answer, conversation.messages(), running.signal, changed);
+  const needsKey = await fill(answer, conversation.question(instruments.machine?.context), running.signal, changed);
   running = null;
   speeds.add(answer);
   composer.busy(false);
@@ -148,12 +151,14 @@ async function start() {
     if (error.status === 401 && (await askForKey())) return start();
   }
   ready = true;
+  invite(canChat, send);
   composer.block(false);
   byId("empty").hidden = conversation.turns.length > 0;
 }
 
 function showMachine(found) {
   instruments.machine = found;
+  canChat = found.can_chat;
   speeds.begin(found.model);
   setText(byId("model"), found.model);
   setText(byId("device"), found.device);
@@ -179,7 +184,6 @@ addEventListener("keydown", (event) => {
 });
 byId("new").addEventListener("click", startOver);
 
-showSuggestions(send);
 watchTabs();
 race.clear();
 instruments.show(null);

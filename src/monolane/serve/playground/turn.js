@@ -5,6 +5,7 @@ import { count, duration } from "./format.js";
 import { Markdown } from "./markdown.js";
 import { pageIn } from "./page.js";
 import { msPerToken } from "./timeline.js";
+import { Verbatim } from "./verbatim.js";
 
 export class TurnView {
   /** `actions` are retry(), race() and preview(), for this turn. */
@@ -15,15 +16,16 @@ export class TurnView {
     this.note = element("p", { className: "note" });
     this.foot = element("div", { className: "foot" });
     this.article = element("article", { className: "answer", "aria-label": "Answer" }, this.body, this.note, this.foot);
-    this.node = element("section", { className: "turn" }, element("p", { className: "asked" }, prompt), this.article);
-    this.markdown = new Markdown(this.body);
+    const asked = answer.continues ? [] : [element("p", { className: "asked" }, prompt)];
+    this.node = element("section", { className: "turn" }, ...asked, this.article);
+    this.words = answer.continues ? new Verbatim(this.body, prompt) : new Markdown(this.body);
     this.update();
   }
 
   /** Draw what has come since the last time. */
   update() {
     const { answer } = this;
-    if (answer.text) this.markdown.update(answer.text);
+    if (answer.text) this.words.update(answer.text);
     this.article.dataset.phase = answer.phase;
     this.article.setAttribute("aria-busy", String(answer.phase !== "over"));
     this.note.classList.toggle("wrong", Boolean(answer.error));
@@ -47,12 +49,12 @@ export class TurnView {
   }
 }
 
-function remark({ phase, ahead, error, reason }) {
+function remark({ phase, ahead, error, reason, continues }) {
   if (error) return error;
   if (phase === "waiting") return ahead ? `In the queue, ${count(ahead)} before you` : "Reading your prompt";
   if (phase === "over" && reason === "stopped") return "Stopped";
   if (phase === "over" && reason === "length")
-    return "The context is full: the answer ends here. Start a new conversation for more room.";
+    return `The context is full: the answer ends here.${continues ? "" : " Start a new conversation for more room."}`;
   return "";
 }
 

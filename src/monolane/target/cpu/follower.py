@@ -57,7 +57,7 @@ class CpuFollower:
     def __init__(self, values: dict[str, Any], pieces: Mapping[str, SharedMemory]) -> None:
         self._memory = pieces
         segments = pieces["segments"]
-        table = pieces["table"].array.view(np.uint16) if "table" in pieces else None
+        table = pieces["table"].array if "table" in pieces else None
         parts = [piece.array for name, piece in pieces.items() if name.startswith("tape ")]
         place = native.Place(values["threads"], values["processors"], values["lane"], pieces["shared"].address)
         self._setup = native.make_setup(

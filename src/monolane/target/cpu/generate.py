@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from monolane.program.stage import Combine, Joining, Program, Project, Stage
+from monolane.model.format import BLOCK, Format
+from monolane.program.stage import Combine, Joining, Program, Project, Stage, continues
 from monolane.target import structs
 from monolane.target.cpp import braces
 from monolane.target.cpu import native
-from monolane.target.generate import LAYOUT, constants, literal, shape_constants, tables
+from monolane.target.generate import LAYOUT, SCALINGS, constants, literal, shape_constants, tables
 
 
 def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str:
@@ -37,11 +38,77 @@ def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str
         *tables(program, "constexpr"),
         f"constexpr int kBufferSizes[] = {braces(str(buffer.size) for buffer in program.buffers)};",
         *_exchange_table(program),
+        *_formats(program),
         f"constexpr bool kBufferIsPerSplit[] = {braces(str(int(buffer.per_split)) for buffer in program.buffers)};",
         "}  // namespace monolane",
         '#include "engine.hpp"',
     ]
     return "\n".join(lines) + "\n"
+
+
+TABLE_ZERO = 128  # added to the values of a table, so that codes are unsigned
+
+
+def _formats(program: Program) -> list[str]:
+    """A type for each low-bit format of the program, and for each stage the format of its weights."""
+    matrices = [stage.matrix for stage in program.projections] + ([program.table] if program.table else [])
+    used = list(dict.fromkeys(matrix.format for matrix in matrices if matrix.format.is_low_bit))
+    numbers = {format: number for number, format in enumerate(used, 1)}
+    rows = []
+    for stage, following in zip(program.stages, (*program.stages[1:], None), strict=True):
+        number, first_row, tile_bytes = 0, 0, 0
+        if isinstance(stage, Project):
+            number, first_row = numbers.get(stage.matrix.format, 0), stage.first_row
+            tile_bytes = LAYOUT.tile_bytes(stage)
+        goes_on = following is not None and continues(following)
+        rows.append(f"{{{number}, {first_row}, {tile_bytes}, {str(goes_on).lower()}}}")
+    table = program.table
+    table_bytes = table.format.row_bytes(table.cols) if table else 0
+    return [
+        f"enum class Scaling : int {braces(SCALINGS.values())};",
+        "template <int kNumber>",
+        "struct Format;  // the low-bit formats of this program, from 1 on",
+        *(
+            line
+            for format, number in numbers.items()
+            for line in _format(format, number, any(m.format == format and m.cols % BLOCK for m in matrices))
+        ),
+        "struct Weights {",
+        "  int format;     // kBf16 or a Format",
+        "  int first_row;  // of the output, in the buffer that it is written to",
+        "  int tile_bytes;",
+        "  bool goes_on;  // the next stage continues this one: there is no hand-off between them",
+        "};",
+        f"constexpr int kBf16 = 0, kFormats = {len(used)};",
+        f"constexpr Weights kStageWeights[] = {braces(rows)};",
+        f"constexpr Weights kHeadWeights = kStageWeights[{program.stages.index(program.head)}];",
+        f"constexpr int kTableFormat = {numbers.get(table.format, 0) if table else 0};",
+        f"constexpr int64_t kTableRowBytes = {table_bytes};",
+    ]
+
+
+def _format(format: Format, number: int, has_short_blocks: bool) -> list[str]:
+    """``has_short_blocks``: whether columns of any matrix end within a super-block."""
+    codes, scales = format.codes, format.scales
+    assert codes is not None
+    assert scales is not None
+    values = codes.table or (0,) * 16
+    fields = {
+        "int kBits": codes.bits,
+        "int kZero": TABLE_ZERO if codes.table else codes.zero,
+        "bool kHasTable": str(codes.table is not None).lower(),
+        "uint8_t kTable[16]": braces(str(value + TABLE_ZERO) for value in values),
+        "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",
+        "int kScaleBytes": scales.group_bytes,
+        "int kPerBlock": scales.per_block,
+        "bool kHasShortBlocks": str(has_short_blocks).lower(),
+    }
+    return [
+        "template <>",
+        f"struct Format<{number}> {{  // {format.name}",
+        *(f"  static constexpr {name} = {value};" for name, value in fields.items()),
+        "};",
+    ]
 
 
 def _first_logits_stage(program: Program) -> int:

@@ -19,6 +19,7 @@ class VectorLevel:
 
 _AVX2 = ("avx2", "fma", "bmi2", "f16c")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+_VNNI = ("avx512vnni",)  # products of 8-bit integers
 
 
 @cache
@@ -27,6 +28,8 @@ def vector_level() -> VectorLevel:
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         have = _processor_flags()
+        if have.issuperset((*_AVX2, *_AVX512, "avx512_vnni")):
+            return VectorLevel("avx512vnni", tuple(f"-m{flag}" for flag in _AVX2 + _AVX512 + _VNNI))
         if have.issuperset(_AVX2 + _AVX512):
             return VectorLevel("avx512", tuple(f"-m{flag}" for flag in _AVX2 + _AVX512))
         if have.issuperset(_AVX2):

@@ -22,7 +22,7 @@ from monolane.target.base import Request
     segments="const Segment*",
     tapes="const uint8_t* const*",
     constants="const float* const*",
-    table="const uint16_t*",
+    table="const uint8_t*",
     processors="const int32_t*",
     shared="void*",
 )
@@ -102,7 +102,7 @@ class Place:
 def make_setup(
     lanes: Sequence[LaneMemory],
     segments: ctypes.Array[structs.Segment],
-    table: NDArray[np.uint16] | None,
+    table: NDArray[np.uint8] | None,
     context: int,
     place: Place,
     deadline_s: float,

@@ -191,6 +191,11 @@ class CpuRun:
                 raise TargetError(f"{problem}.", "Load the model again.")
             where = self._target.program.stages[stage]
             layer = getattr(where, "layer", None)
+            if worker == missing:
+                raise TargetError(
+                    f"{self._name(worker)} got stuck at stage {where.name!r}: its counters were overwritten.",
+                    "Load the model again.",
+                )
             raise TargetError(
                 f"{self._name(missing)} got stuck: {self._name(worker).lower()} waited for it at stage {where.name!r}"
                 + (f" of layer {layer}." if layer is not None else "."),

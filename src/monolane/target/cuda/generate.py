@@ -5,7 +5,7 @@ from __future__ import annotations
 from monolane.program.plan import Plan
 from monolane.target import structs
 from monolane.target.cpp import braces
-from monolane.target.cuda import exchange, launch
+from monolane.target.cuda import exchange, formats, launch
 from monolane.target.cuda.constants import PAGE_TOKENS, structure_constants
 from monolane.target.cuda.projections import projection_types
 from monolane.target.cuda.shared_memory import max_own_tokens, owned_rows, residual_projection, shared_memory
@@ -69,6 +69,7 @@ def generate(
         *launch.definitions(),
         *launch.lane_buffers(plan),
         *constants(program, integers),
+        *formats.definitions(program),
         *sampling_tables("MONOLANE_TABLE"),
         f"constexpr int kBufferStrides[] = {braces(map(str, strides))};",
         f"constexpr int kWordOffsets[] = {braces(map(str, words[:-1]))};",

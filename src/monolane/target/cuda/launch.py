@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from monolane.model.format import BLOCK
 from monolane.program.plan import Plan
 from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, Sampling
 from monolane.program.stage import PASS_ROWS, Program
@@ -28,6 +29,7 @@ from monolane.target.cuda.constants import (
     LINE_BYTES,
     PAGE_TOKENS,
 )
+from monolane.target.cuda.formats import any_low_bit
 
 ALIGNMENT = 256  # bytes, of every buffer
 
@@ -104,7 +106,7 @@ _MODEL = {
     "tapes": "const uint8_t* const",  # [worker of the launch]
     "segments": "const Segment",  # [worker of a lane][projection]
     "head_tiles": "const uint8_t* const",  # the address of each tile of a tied head; null where there is a table
-    "table": "const uint16_t",  # the embedding, where the head is not tied to it
+    "table": "const uint8_t",  # the embedding, where the head is not tied to it
     "constants": "const float",  # [lane]: norm weights and biases
     "rope_table": "const float",  # [position][head_dim / 2][cosine, sine]
     "keys": "uint16_t",  # [lane][layer][KV head][page], see csrc/cache.cuh
@@ -223,7 +225,8 @@ def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
     shape = program.attention
     sizes = {buffer.name: buffer.size for buffer in program.buffers}
     sizes["partials"] = shape.heads * shape.head_dim  # on a GPU this buffer holds the merged output of attention
-    strides = [-(-sizes[buffer.name] // FRAGMENT_COLS) * FRAGMENT_COLS for buffer in program.buffers]
+    unit = BLOCK if any_low_bit(program) else FRAGMENT_COLS
+    strides = [-(-sizes[buffer.name] // unit) * unit for buffer in program.buffers]
     words, plain = [0], [0]
     for stride in strides:
         words.append(words[-1] + stride)

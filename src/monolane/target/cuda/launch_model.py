@@ -27,7 +27,7 @@ class LaunchModel:
     context: int
 
     @classmethod
-    def of(cls, plan: Plan, tapes: Sequence[Tape], table: NDArray[np.uint16] | None, context: int) -> LaunchModel:
+    def of(cls, plan: Plan, tapes: Sequence[Tape], table: Bytes | None, context: int) -> LaunchModel:
         """Of the lanes that have these tapes."""
         arrays: dict[str, NDArray[np.generic]] = {
             "segments": np.frombuffer(bytes(structs.segment_table(plan)), np.uint8),

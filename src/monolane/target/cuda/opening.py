@@ -13,13 +13,14 @@ from monolane.cache import human_size
 from monolane.errors import MonolaneError, ResourceError, UnsupportedModelError, UsageError
 from monolane.lanes.memory import SharedAllocator
 from monolane.model.config import ModelConfig
+from monolane.model.format import FormatOf, all_bf16
 from monolane.model.weights import Weights
 from monolane.program.build import build_program
 from monolane.program.check import check
 from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
-from monolane.program.shard import Shard
-from monolane.program.stage import Program, Splitting
+from monolane.program.shard import Shard, lane_formats
+from monolane.program.stage import Output, Program, Splitting
 from monolane.program.tape import Allocate, Bytes, Tape, constant_offsets
 from monolane.program.tape_store import load_lanes
 from monolane.progress import Progress
@@ -34,12 +35,14 @@ from monolane.target.cuda.presence import Presence, Unreachable
 from monolane.target.cuda.shared_memory import residual_projection
 from monolane.target.generate import LAYOUT
 from monolane.target.lane_processes import LaneProcesses
+from monolane.target.widened import note_widened
 
 if TYPE_CHECKING:
     from monolane.target.cuda.driver import Context, Device, Kernel
     from monolane.target.cuda.runtime import CudaTarget
 
-HALVED = replace(LAYOUT, name="rows8-4", halves_residual=True)
+WHOLE = replace(LAYOUT, whole_blocks=True)
+HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may stream more than an equal share of a stage, to level the tapes
 SPARE_BYTES = 512 << 20  # of GPU memory for the driver and for the arrays of requests
 
@@ -111,9 +114,9 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1) -> Plan:
+def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: FormatOf = all_bf16) -> Plan:
     """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
-    SMs evenly, and those that are left over are idle."""
+    SMs evenly, and those that are left over are idle. ``formats``: those of the model's matrices."""
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
         raise UsageError(
@@ -121,22 +124,27 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1) -> Plan:
             f"Choose at most {min(MAX_LANES, processors)} lanes, or device='cpu'.",
         )
     most = max(1, min(MAX_SPLITS, workers // Shard(config, lanes).kv_heads))
-    program = build_program(config, splitting=Splitting(SPLIT_PAGES * PAGE_TOKENS, most), lanes=lanes)
+    formats = lane_formats(formats, Shard(config, lanes)) if lanes > 1 else formats
+    splitting = Splitting(SPLIT_PAGES * PAGE_TOKENS, most)
+    program = build_program(config, splitting=splitting, lanes=lanes, formats=formats)
     plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES)
     check(plan)
     return plan
 
 
 def _layout(program: Program, workers: int) -> Layout:
-    """Half tiles only where the largest share of the residual stream gets smaller: they double the loads of input."""
+    """Half tiles only where the largest share of the residual stream gets smaller: they double the loads of input.
+    Tiles of low-bit weights are whole."""
     stage = program.projections[residual_projection(program)]
-    return min((LAYOUT, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
+    if any(other.matrix.format.is_low_bit for other in program.projections if other.output is Output.RESIDUAL):
+        return WHOLE
+    return min((WHOLE, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
 
 
 def memory_needed(plan: Plan, context: int, lanes: int) -> int:
     """Bytes of GPU memory that a launch with so many lanes of a model takes (all, or one), with one KV cache."""
     program = plan.program
-    table = 2 * program.table.rows * program.table.cols if program.table else 0
+    table = program.table.rows * program.table.format.row_bytes(program.table.cols) if program.table else 0
     rotations = 4 * program.attention.head_dim * context
     _, constants = constant_offsets(program)
     weights = lanes * (plan.bytes_per_token + 4 * constants) + table
@@ -153,7 +161,8 @@ def open_cuda(
     from monolane.target.cuda.runtime import CudaTarget
 
     _note_untried(device, progress)
-    plan = cuda_plan(config, device.processors, lanes)
+    plan = cuda_plan(config, device.processors, lanes, weights.format)
+    note_widened(plan.program, weights, progress)
     gpu = Context(device)
     caches = _caches_that_fit(plan, context, lanes, 1, gpu)
     compiled, tapes = _compiled_and_packed(plan, config, weights, device, False, _zeroed, progress)
@@ -179,7 +188,8 @@ def open_cuda_apart(
     _note_untried(device, progress)
     devices = lane_devices(lanes)
     sharing = sum(other.number == device.number for other in devices)  # lanes on this GPU
-    plan = cuda_plan(config, device.processors * lanes // sharing, lanes)
+    plan = cuda_plan(config, device.processors * lanes // sharing, lanes, weights.format)
+    note_widened(plan.program, weights, progress)
     gpu, memory = Context(device), SharedAllocator()
     caches = _caches_that_fit(plan, context, 1, sharing, gpu)
     compiled, tapes = _compiled_and_packed(plan, config, weights, device, True, memory.allocate, progress)

@@ -107,7 +107,7 @@ class CudaTarget:
         return self._trace(request, first, passes)[1]
 
     def _trace(self, request: Request, first: int, passes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        shape = (passes, self.launcher.workers, len(self.program.stages))
+        shape = (passes, self.launcher.workers, len(self.program.begun))
         found = np.zeros((*shape, 3), np.int64), np.zeros(shape, np.int64)
         context, launch = self.launcher.context, self.launcher.launch
         context.enter()
@@ -257,7 +257,8 @@ class CudaRun:
 
     def _stuck(self, report: dict[str, int]) -> TargetError:
         waited_for = WAITED_FOR[WaitReason(report["waited_for"])]
-        name = self._target.program.stages[min(report["stage"], len(self._target.program.stages) - 1)].name
+        begun = self._target.program.begun
+        name = begun[min(report["stage"], len(begun) - 1)].name
         lane, rank = divmod(report["worker"], self._target.lane_workers)
         of_lane = f" of lane {lane}" if self._target.program.lanes > 1 else ""
         return TargetError(

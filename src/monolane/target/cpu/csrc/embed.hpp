@@ -3,14 +3,16 @@
 #pragma once
 #include <cmath>
 
-#include "state.hpp"
+#include "lowbit.hpp"
 
 namespace monolane {
 
 inline void embed_row(Lane& lane, int32_t token, float* out) {
   if (lane.setup.table) {
-    const uint16_t* row = lane.setup.table + static_cast<int64_t>(token) * kHidden;
-    for (int k = 0; k < kHidden; k++) out[k] = from_bf16(row[k]);
+    const uint8_t* row = lane.setup.table + static_cast<int64_t>(token) * kTableRowBytes;
+    with_format(kTableFormat, [&](auto format) { widen_row<decltype(format), 1>(row, 0, kHidden, out); });
+    if (kTableFormat == kBf16)
+      for (int k = 0; k < kHidden; k++) out[k] = from_bf16(reinterpret_cast<const uint16_t*>(row)[k]);
     return;
   }
   // Tied embedding, with one lane: the token's row is a row of the output head, on the tape of the worker that owns it.
@@ -19,8 +21,10 @@ inline void embed_row(Lane& lane, int32_t token, float* out) {
   for (int w = 0; w < lane.setup.workers; w++) {
     const Segment& s = lane.segment(w, kProjections - 1);
     if (tile >= s.first_tile && tile < s.first_tile + s.tiles)
-      bytes = lane.setup.tapes[w] + s.offset + (tile - s.first_tile) * kTileRows * round_up(kHidden, kKBlock) * int64_t(2);
+      bytes = lane.setup.tapes[w] + s.offset + (tile - s.first_tile) * kHeadWeights.tile_bytes;
   }
+  with_format(kHeadWeights.format, [&](auto format) { widen_row<decltype(format), kTileRows>(bytes, token % kTileRows, kHidden, out); });
+  if (kHeadWeights.format != kBf16) return;
   const uint16_t* weights = reinterpret_cast<const uint16_t*>(bytes) + token % kTileRows * kKBlock;
   for (int k = 0; k < kHidden; k++) out[k] = from_bf16(weights[k / kKBlock * (kTileRows * kKBlock) + k % kKBlock]);
 }

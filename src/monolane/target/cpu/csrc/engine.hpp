@@ -196,8 +196,9 @@ class Engine {
       for (auto& worker : workers) {
         if (!end(*worker, s, pass)) return false;
         mark(*worker, pass, s, kEnded);
-        handoff_.announce(worker->id);
+        if (!kStageWeights[s].goes_on) handoff_.announce(worker->id, s);
       }
+      if (kStageWeights[s].goes_on) continue;
       for (auto& worker : workers)
         if (!handoff_.wait(worker->id, s)) return false;
       if (left(*workers[0])) return true;
@@ -214,7 +215,7 @@ class Engine {
         embed(worker, stage, pass);
         return true;
       case Kind::kProject:
-        project(worker, stage, kLanes > 1 ? kStageExchanges[s].slot : kNone, pass);
+        project(worker, stage, kStageWeights[s], kLanes > 1 ? kStageExchanges[s].slot : kNone, pass);
         if (kLanes > 1 && stage.output != Output::kStore && stage.output != Output::kGate) worker.send(s);
         return true;
       case Kind::kAttend:

@@ -41,19 +41,20 @@ class Handoff {
         counters_(region.take<Counters>(lanes * workers)),
         pulses_(region.take<Pulse>(lanes * workers)),
         report_(region.take<Report>(1)),
+        own_(static_cast<size_t>(lanes) * workers),
         check_ns_(static_cast<int64_t>(deadline_s * 1e9 / kChecks)) {}
 
   Pulse& pulse(int worker) { return pulses_[worker]; }
 
   // Passes the hand-off at the end of `stage`. Returns false when a worker is stuck; all workers then leave the request.
   bool pass(int worker, int stage) {
-    announce(worker);
+    announce(worker, stage);
     return wait(worker, stage);
   }
 
   // The two halves of pass(), for a thread that runs several workers: it announces all of them before it waits.
-  void announce(int worker) {
-    count(counters_[worker].steps);
+  void announce(int worker, int stage) {
+    count(counters_[worker].steps, own_[worker].steps, worker, stage);
     pulses_[worker].beat();
   }
   bool wait(int worker, int stage) {
@@ -64,7 +65,7 @@ class Handoff {
   }
 
   // Counts what the worker has written for other lanes. Returns the count.
-  uint64_t send(int worker) { return count(counters_[worker].sent); }
+  uint64_t send(int worker, int stage) { return count(counters_[worker].sent, own_[worker].sent, worker, stage); }
 
   // Waits until another worker has sent as much.
   bool receive(int worker, int other, uint64_t sent, int stage) { return wait_for(worker, other, counters_[other].sent, sent, stage); }
@@ -75,7 +76,7 @@ class Handoff {
   }
 
   // The number of hand-offs that this worker has announced. It is the same for all workers at the same point of the program.
-  uint64_t step(int worker) const { return counters_[worker].steps.load(std::memory_order_relaxed); }
+  uint64_t step(int worker) const { return own_[worker].steps; }
 
   Stall stall() const { return report_->stall; }
 
@@ -87,10 +88,12 @@ class Handoff {
   static constexpr int kMostStarved = 20 * kChecks;  // checks of a starved worker: the wait ends even on a machine that is overloaded for long
   static constexpr int kMostChecks = 240 * kChecks;  // checks in all: no wait is endless, even where the other worker beats
 
-  static uint64_t count(std::atomic<uint64_t>& counter) {
-    const uint64_t value = counter.load(std::memory_order_relaxed) + 1;
-    counter.store(value, std::memory_order_release);
-    return value;
+  // A worker's own count is what it says to others. Where the counter says something else, another process has overwritten it: the worker reports
+  // itself, because nobody can know what others have made of it.
+  uint64_t count(std::atomic<uint64_t>& counter, uint64_t& own, int worker, int stage) {
+    if (counter.load(std::memory_order_relaxed) != own) fail(worker, worker, stage);
+    counter.store(++own, std::memory_order_release);
+    return own;
   }
 
   bool wait_for(int worker, int other, const std::atomic<uint64_t>& theirs, uint64_t value, int stage) {
@@ -138,10 +141,14 @@ class Handoff {
     std::atomic<uint32_t> claimed{0}, failed{0};
     Stall stall;
   };
+  struct alignas(128) Own {
+    uint64_t steps = 0, sent = 0;
+  };
   const int workers_;  // of a lane
   Counters* const counters_;
   Pulse* const pulses_;
   Report* const report_;
+  std::vector<Own> own_;  // what the workers of this process have counted
   const int64_t check_ns_;  // ns between two checks of a pulse
 };
 

@@ -5,7 +5,7 @@
 #pragma once
 #include <cmath>
 
-#include "state.hpp"
+#include "quantise.hpp"
 
 namespace monolane {
 
@@ -24,6 +24,13 @@ inline float inverse_rms(const float* in, int size, float eps) {
   return 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps);
 }
 
+// The same in the order of the columns.
+inline void norm_in_order(const float* in, const float* weight, int cols, float eps, float* out) {
+  const float scale = inverse_rms(in, cols, eps);
+  for (int k = 0; k < cols; k++) out[k] = in[k] * scale * weight[k];
+  for (int k = cols; k < round_up(cols, kKBlock); k++) out[k] = 0.0f;
+}
+
 inline void prepare_norm(const float* in, const float* weight, int cols, float eps, float* out) {
   const float scale = inverse_rms(in, cols, eps);
   for (int k = 0; k < round_up(cols, kKBlock); k += kKBlock)
@@ -34,9 +41,10 @@ inline void prepare_norm(const float* in, const float* weight, int cols, float e
     }
 }
 
+constexpr int kMerged = round_up(kHeads * kHeadDim, kKBlock) + kHeadStride;  // floats of all heads, padded
+
 // Merges the partial outputs of all splits that the row's position sees, for each query head, by their row maxes and row sums.
-inline void prepare_merge(Lane& lane, const Stage& stage, int row, int64_t position, float* out) {
-  alignas(64) float merged[round_up(kHeads * kHeadDim, kKBlock) + kHeadStride] = {};
+inline void merge_heads(Lane& lane, const Stage& stage, int row, int64_t position, float* merged) {
   const int64_t first = first_seen(position, stage.window) / kSplit, last = position / kSplit;
   for (int head = 0; head < kHeads; head++) {
     float top = lane.partial(stage.reads, row, first, head)[kHeadStride];
@@ -51,7 +59,6 @@ inline void prepare_merge(Lane& lane, const Stage& stage, int row, int64_t posit
     }
     for (int d = 0; d < kHeadDim; d++) merged[head * kHeadDim + d] = value[d] / total;
   }
-  lay_out(merged, kHeads * kHeadDim, out);
 }
 
 // Prepares rows [first_row, pass.rows) of the pass.
@@ -64,11 +71,38 @@ inline void prepare(Worker& worker, const Stage& stage, const Pass& pass, int fi
       case Input::kNorm:
         prepare_norm(lane.row(stage.reads, p), lane.constants + stage.norm, stage.cols, stage.eps, out);
         break;
-      case Input::kMerge:
-        prepare_merge(lane, stage, p, pass.start + p, out);
+      case Input::kMerge: {
+        alignas(64) float merged[kMerged] = {};
+        merge_heads(lane, stage, p, pass.start + p, merged);
+        lay_out(merged, stage.cols, out);
         break;
+      }
       case Input::kPlain:
         lay_out(lane.row(stage.reads, p), stage.cols, out);
+        break;
+    }
+  }
+}
+
+// The same for a low-bit matrix: in order, then as integers.
+inline void prepare_lowbit(Worker& worker, const Stage& stage, const Pass& pass, int first_row) {
+  Lane& lane = worker.lane;
+  const int stride = divide_up(stage.cols, kUnit);
+  for (int p = first_row; p < pass.rows; p++) {
+    InputUnit* out = reinterpret_cast<InputUnit*>(worker.quantised.get()) + (p - first_row) * stride;
+    switch (stage.input) {
+      case Input::kNorm:
+        norm_in_order(lane.row(stage.reads, p), lane.constants + stage.norm, stage.cols, stage.eps, worker.x.get());
+        quantise(worker.x.get(), stage.cols, out);
+        break;
+      case Input::kMerge: {
+        alignas(64) float merged[kMerged] = {};
+        merge_heads(lane, stage, p, pass.start + p, merged);
+        quantise(merged, stage.cols, out);
+        break;
+      }
+      case Input::kPlain:
+        quantise(lane.row(stage.reads, p), stage.cols, out);
         break;
     }
   }

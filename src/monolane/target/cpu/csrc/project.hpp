@@ -2,8 +2,10 @@
 // of the pass. finish_tile() writes the results to the shared buffers. The sum of an output row has the same order for any number of rows, workers
 // or registers.
 //
-// A tile has 8 output rows and lies on the tape as [k-block of 32 columns][output row][column], bf16: 64 bytes per output row and k-block.
+// A tile has 8 output rows. In bf16 it lies on the tape as [k-block of 32 columns][output row][column]: 64 bytes per output row and k-block. Tiles of
+// low-bit matrices are those of lowbit.hpp.
 #pragma once
+#include "lowbit.hpp"
 #include "prepare.hpp"
 
 namespace monolane {
@@ -15,10 +17,6 @@ constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // accumulators 
 #else
 constexpr int kRowsOfOne = 4, kRowsOfMany = 2, kPositions = 2;  // accumulators fit 16 registers of 8 floats
 #endif
-
-// The tape is prefetched this many bytes ahead: one core's bandwidth times the latency of memory. The hardware prefetcher alone reaches two thirds of
-// the bandwidth. Prefetching beyond the end of a segment is right, because the bytes that follow on the tape are read next.
-constexpr int kAhead = 4096;
 
 // Dot products of kRows output rows of a tile with kCount rows of the pass. kFetch: prefetch the tape.
 template <int kRows, int kCount, bool kFetch>
@@ -73,7 +71,7 @@ inline void dot_positions(const uint16_t* tile, const float* x, int stride, int 
 // Finishes the eight dot products of a tile with one row of the pass: adds the bias, then stores them, adds them to the residual stream, or applies
 // the gate. Of a gate, even output rows are gate rows and odd ones are up rows. With several lanes, what goes to the residual stream is only a lane's
 // part of it, which goes to the mailbox; exchange.hpp adds the parts. `position`: row of the pass; `logits_row`: row of the logits.
-inline void finish_tile(Lane& lane, const Stage& stage, int exchange, const Pass& pass, int64_t first_row, int position, int logits_row,
+inline void finish_tile(Lane& lane, const Stage& stage, const Weights& weights, int exchange, const Pass& pass, int64_t first_row, int position, int logits_row,
                         const float* sums) {
   const float* bias = stage.bias == kNone ? nullptr : lane.constants + stage.bias;
   int rows = static_cast<int>(std::min<int64_t>(kTileRows, stage.rows - first_row));
@@ -81,7 +79,7 @@ inline void finish_tile(Lane& lane, const Stage& stage, int exchange, const Pass
   for (int r = 0; r < rows; r++) y[r] = bias ? sums[r] + bias[first_row + r] : sums[r];
   switch (stage.output) {
     case Output::kStore:
-      std::copy(y, y + rows, lane.row(stage.writes, position) + first_row);
+      std::copy(y, y + rows, lane.row(stage.writes, position) + weights.first_row + first_row);
       break;
     case Output::kLogits: {
       const int64_t first_token = static_cast<int64_t>(lane.index) * stage.rows + first_row;
@@ -110,22 +108,36 @@ inline void finish_tile(Lane& lane, const Stage& stage, int exchange, const Pass
   }
 }
 
-inline void project(Worker& worker, const Stage& stage, int exchange, const Pass& pass) {
+inline void project(Worker& worker, const Stage& stage, const Weights& weights, int exchange, const Pass& pass) {
   const int first = stage.output == Output::kLogits ? pass.logits_from : 0;
   const int count = pass.rows - first;
   if (count == 0) return;
-  prepare(worker, stage, pass, first);
-  const int stride = round_up(stage.cols, kKBlock);
   const Segment& segment = worker.lane.segment(worker.rank, stage.projection);
-  const uint16_t* tile = reinterpret_cast<const uint16_t*>(worker.tape() + segment.offset);
-  const float* x = worker.x.get();
-  for (int64_t t = 0; t < segment.tiles; t++, tile += kTileRows * stride) {
-    alignas(64) float sums[kPassRows][kTileRows];
-    dot_positions(tile, x, stride, count, sums);
-    for (int p = 0; p < count; p++)
-      finish_tile(worker.lane, stage, exchange, pass, (segment.first_tile + t) * kTileRows, first + p, p, sums[p]);
-    worker.beat();
+  const uint8_t* tile = worker.tape() + segment.offset;
+  const auto multiply = [&](auto&& dots) {
+    for (int64_t t = 0; t < segment.tiles; t++, tile += weights.tile_bytes) {
+      alignas(64) float sums[kPassRows][kTileRows];
+      dots(tile, sums);
+      for (int p = 0; p < count; p++)
+        finish_tile(worker.lane, stage, weights, exchange, pass, (segment.first_tile + t) * kTileRows, first + p, p, sums[p]);
+      worker.beat();
+    }
+  };
+  if (weights.format == kBf16) {
+    prepare(worker, stage, pass, first);
+    const int stride = round_up(stage.cols, kKBlock);
+    multiply([&](const uint8_t* bytes, float(*sums)[kTileRows]) {
+      dot_positions(reinterpret_cast<const uint16_t*>(bytes), worker.x.get(), stride, count, sums);
+    });
+    return;
   }
+  prepare_lowbit(worker, stage, pass, first);
+  const InputUnit* x = reinterpret_cast<const InputUnit*>(worker.quantised.get());
+  with_format(weights.format, [&](auto format) {
+    multiply([&](const uint8_t* bytes, float(*sums)[kTileRows]) {
+      dot_lowbit_positions<decltype(format)>(bytes, x, divide_up(stage.cols, kUnit), stage.cols, count, sums);
+    });
+  });
 }
 
 }  // namespace monolane

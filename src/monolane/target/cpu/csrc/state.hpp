@@ -16,6 +16,8 @@ constexpr int kPassRows = 16;                               // most rows of a pa
 constexpr int kHeadStride = round_up(kHeadDim, kVectorFloats);  // floats of a head, padded to whole vectors
 constexpr int kQueriesPerKv = kHeads / kKvHeads;                // query heads that share a KV head
 constexpr int kPartial = kHeadStride + kVectorFloats;           // floats of a partial output: the accumulator, then row max and row sum
+constexpr int kGroup = 32, kUnitGroups = 4, kUnit = kGroup * kUnitGroups;  // of a low-bit matrix: columns of a group; groups and columns of a unit
+constexpr int kUnitBytes = 320;                                 // of a unit of the input (quantise.hpp)
 constexpr int kStages_ = sizeof kStages / sizeof kStages[0];
 
 struct AlignedDelete {
@@ -110,11 +112,16 @@ struct Lane {
 
 struct Worker {
   Worker(int number, int rank_in_lane, Lane& mine, Handoff& all)
-      : id(number), rank(rank_in_lane), lane(mine), handoff(all), x(make_floats(size_t(kPassRows) * kMaxCols)) {}
+      : id(number),
+        rank(rank_in_lane),
+        lane(mine),
+        handoff(all),
+        x(make_floats(size_t(kPassRows) * kMaxCols)),
+        quantised(make_floats(kFormats ? size_t(kPassRows) * divide_up(kMaxCols, kUnit) * kUnitBytes / sizeof(float) : 0)) {}
 
   void beat() { handoff.pulse(id).beat(); }
   // Counts what the worker has written to the mailbox in a stage of the pass.
-  void send(int stage) { sent[stage] = handoff.send(id); }
+  void send(int stage) { sent[stage] = handoff.send(id, stage); }
   // Waits for what the worker of the same rank in every other lane has sent in `sent_in`, a stage of this pass.
   bool receive(int sent_in, int stage) {
     for (int other = 0; other < kLanes; other++)
@@ -129,6 +136,7 @@ struct Worker {
   Lane& lane;
   Handoff& handoff;
   Floats x;                    // the prepared input of a projection, in the layout of prepare.hpp
+  Floats quantised;            // the same as integers, in units of quantise.hpp, where the matrix is a low-bit one
   uint64_t sent[kStages_] = {};  // the count of Handoff::send() at each stage of this pass
 };
 

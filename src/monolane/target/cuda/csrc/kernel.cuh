@@ -33,6 +33,8 @@ MONOLANE_DEVICE Pass prefill_pass(int position, int count) {
   return {position, rows, position + rows == count};
 }
 
+constexpr int kFirstStage = 1;  // of the first layer: it reads the embedding
+
 // The consumer warps of a worker. All their threads execute run() and hold the same values of its members.
 class Consumer {
  public:
@@ -82,13 +84,14 @@ class Consumer {
     mark<kPrefill>(0, 2);
 #pragma unroll 1
     for (int layer = 0; layer < kLayers; layer++, layers_++) {
-      project_stage<kPrefill, Projection<0>>(layer, now, cursor);
+      layer_projections<kPrefill, 0, kProjectionsBeforeAttention>(layer, now, cursor);
       attend_stage<kPrefill>(layer, now, cursor);
-      layer_projections<kPrefill, 1>(layer, now, cursor);
+      layer_projections<kPrefill, kProjectionsBeforeAttention, kProjectionsPerLayer>(layer, now, cursor);
     }
     if (now.last_of_prompt || monolane_launch.request.all_logits) {
       if constexpr (kCombines != 0) combine_stage<kPrefill>(now);
-      project_stage<kPrefill, Head>(0, now, cursor);
+      float scale;
+      project_stage<kPrefill, Head>(0, now, cursor, scale);
       begin<kPrefill>(kStageCount - 1, now);
       if (!monolane_launch.request.all_logits) sample<kPrefill>(now);
       mark<kPrefill>(kStageCount - 1, 2);
@@ -98,11 +101,13 @@ class Consumer {
     decode_passes_ += !kPrefill;
   }
 
-  template <bool kPrefill, int kIndex>
-  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor) {
-    if constexpr (kIndex < kProjectionsPerLayer) {
-      project_stage<kPrefill, Projection<kIndex>>(layer, now, cursor);
-      layer_projections<kPrefill, kIndex + 1>(layer, now, cursor);
+  // Projections [kIndex, kEnd) of a layer. Where several projections with weights in different formats are one stage, `scale` is that of its norm in a
+  // decode pass: the first one prepares the input for all that take the same numbers.
+  template <bool kPrefill, int kIndex, int kEnd>
+  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor, float scale = 1.0f) {
+    if constexpr (kIndex < kEnd) {
+      for_layer<kIndex>(layer, [&](auto projection) { project_stage<kPrefill, decltype(projection)>(layer, now, cursor, scale); });
+      layer_projections<kPrefill, kIndex + 1, kEnd>(layer, now, cursor, Projection<kIndex>::kEndsStage ? 1.0f : scale);
     }
   }
 
@@ -204,22 +209,22 @@ class Consumer {
     return kPrefill ? monolane_launch.request.tokens[now.start + row] : token_;
   }
 
-  // The stage of one projection. For the output head it also publishes the rank of this worker's best token.
+  // The stage of one projection, or a part of it. For the output head it also publishes the rank of this worker's best token.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void project_stage(int layer, const Pass& now, Cursor<kPrefill>& cursor) {
+  MONOLANE_DEVICE void project_stage(int layer, const Pass& now, Cursor<kPrefill>& cursor, float& scale) {
     constexpr bool kHead = P::kIsHead;
     const int s = P::kStage + layer * kStagesPerLayer;
-    begin<kPrefill>(s, now);
+    if (!P::kContinues) begin<kPrefill>(s, now);
     const Own own = shared::own()[P::kFirst + layer * kProjectionsPerLayer];
     const StageTiles tiles{s, layer, own.tiles, (own.first_tile * P::kTileRows) >> (P::kOutput == Output::kGate)};
     // Orders this pass's stores to the cache before what this worker publishes next: a worker that sees the latter sees the new keys and values.
     if (kHead) ptx::fence();
-    if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && P::kNorm != kNone)
+    if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && P::kNorm != kNone && !P::kContinues)
       if (!kHead || monolane_launch.request.all_logits) prepare_shared<P>(layer, now);
     uint64_t best = 0;
-    if (own.tiles) {
+    if (own.tiles || !P::kEndsStage) {  // without tiles, the input is prepared for the projections that continue the stage
       if constexpr (!kPrefill)
-        project_decode<P>(tiles, now, cursor, best);
+        project_decode<P>(tiles, now, cursor, scale, best);
       else if (kHead && !monolane_launch.request.all_logits)
         project_last_row<P>(tiles, now, cursor, best);
       else
@@ -232,6 +237,7 @@ class Consumer {
       }
       publish_best(ptx::load_shared(&shared::flags()->aborted) ? kAbortRank : best, step_);
     }
+    if (!P::kEndsStage) return;
     mark<kPrefill>(s, 2);
     if (kPrefill) lane_barrier();
   }
@@ -242,10 +248,13 @@ class Consumer {
   };
 
   template <class P>
-  MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, uint64_t& best) {
+  MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, float& stage_scale, uint64_t& best) {
     const bool late = is_late<P>(tiles.layer);
     const auto prepare = [&] {
+      if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
+      if constexpr (P::kTakesInput) return stage_scale;
       const float scale = finish_prepare<P>(prepare_decode<P>(tiles.layer, now));
+      if (!P::kEndsStage) stage_scale = scale;
       mark<false>(tiles.stage, 1);
       if (late) {
         const int64_t since = lane_wait_begins();
@@ -272,7 +281,7 @@ class Consumer {
   // this thread's part of the sum of squares.
   template <class P>
   MONOLANE_DEVICE float prepare_decode(int layer, const Pass& now) {
-    if (P::kIndex == 0 && layer == 0) return prepare_embedding<P, kConsumers>(layer, token_, shared::x(), thread_id());
+    if (P::kStage == kFirstStage && layer == 0) return prepare_embedding<P, kConsumers, kOneRow<P>>(layer, token_, shared::x(), thread_id());
     if constexpr (P::kMergesSplits) {
       const int splits = span_of<false>(now.start, window_of(layer)).splits;
       if (splits > kFusedSplits)
@@ -280,7 +289,7 @@ class Consumer {
       else if (rank() >= kKvHeads * splits)
         ptx::nanosleep(kBackoffNs);
       if constexpr (kFusedSplits > 1)
-        if (splits > 1 && splits <= kFusedSplits) return prepare_splits(splits, step_ - 1);
+        if (splits > 1 && splits <= kFusedSplits) return prepare_splits<P>(splits, step_ - 1);
     }
     return prepare_words<P>(layer, step_ - 1);
   }
@@ -293,10 +302,11 @@ class Consumer {
     constexpr int kStride = kBufferStrides[P::kReads];
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
     const auto prepare = [&] {  // one warp per row; the norm factor of a row goes to shared::reduce()
-      if constexpr (kStaged) {
+      if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
+      if constexpr (kStaged && !P::kTakesInput) {
         for (int row = warp_id(); row < now.rows; row += kConsumerWarps) {
           uint16_t* to = shared::prefill_x() + row * kPrefillStride;
-          const bool first = P::kIndex == 0 && tiles.layer == 0;
+          const bool first = P::kStage == kFirstStage && tiles.layer == 0;
           const float squares = first ? prepare_embedding<P, 32>(tiles.layer, token_at<true>(now, row), to, lane_id())
                                       : prepare_plain<P, 32>(tiles.layer, plain + row * kStride, to, lane_id());
           const float scale = norm_scale<P>(warp_sum(squares));
@@ -323,7 +333,7 @@ class Consumer {
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
     for (int row = rank(); row < now.rows; row += kLaneWorkers) {
       uint16_t* to = buffers().prefill_normed + row * kStride;
-      const float squares = P::kIndex == 0 && layer == 0
+      const float squares = P::kStage == kFirstStage && layer == 0
                                 ? prepare_embedding<P, kConsumers, To::kGlobal>(layer, token_at<true>(now, row), to, thread_id())
                                 : prepare_plain<P, kConsumers, To::kGlobal>(layer, plain + row * kStride, to, thread_id());
       const float scale = finish_prepare<P>(squares);
@@ -340,7 +350,7 @@ class Consumer {
   MONOLANE_DEVICE void project_last_row(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor, uint64_t& best) {
     constexpr int kBuffer = P::kReads;
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[kBuffer] + (now.rows - 1) * kBufferStrides[kBuffer];
-    const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers>(0, plain, shared::x(), thread_id())); };
+    const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers, kOneRow<P>>(0, plain, shared::x(), thread_id())); };
     project<true, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
       finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), best);
     });
@@ -379,9 +389,9 @@ class Consumer {
       publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kStore) {
       if (kPrefill)
-        buffers().prefill_qkv[row * (kQueryDims + 2 * kKvDims) + output_row] = v;
+        buffers().prefill_qkv[row * (kQueryDims + 2 * kKvDims) + P::kFirstRow + output_row] = v;
       else
-        ptx::store_relaxed(buffers().qkv_words + output_row, tagged_float(v, step_));
+        ptx::store_relaxed(buffers().qkv_words + P::kFirstRow + output_row, tagged_float(v, step_));
     } else {
       const int token = lane() * P::kRows + output_row;
       if (kLanes > 1 && token >= kVocab) return;  // padding

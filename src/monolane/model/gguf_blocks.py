@@ -1,0 +1,211 @@
+"""Repacks the blocks of GGUF files into our formats, without loss.
+
+A GGUF type has blocks of 32 columns with an fp16 scale (and minimum), or super-blocks of 256 columns with small scales
+of their groups. Every type here has a format that holds exactly what a block holds; a type that has none is widened to
+bf16 by ``dequantize`` of the gguf package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.model.format import (
+    BLOCK_16,
+    BLOCK_GROUPS,
+    BLOCK_MIN,
+    FP4,
+    I4,
+    I5,
+    I6,
+    I8,
+    NL4,
+    SCALE,
+    SCALE_MIN,
+    U4,
+    U5,
+    Bytes,
+    Codes,
+    Format,
+    Halves,
+    QuantRows,
+    Scales,
+    format_of,
+)
+
+Repack = Callable[[Bytes], QuantRows]  # from [row][block][bytes]
+
+_EVERY, _PAIRS = list(range(8)), [0, 2, 4, 6]  # shifts to single bits and to pairs of bits
+_NO_BLOCKS = np.zeros((0, 0, 0), np.float16)
+
+
+def _plain(codes: Codes, scales: Scales, raw: Bytes, at: int, high: Bytes | None = None) -> QuantRows:
+    """A block that begins with fp16 numbers and has codes from byte ``at`` on, in our order."""
+    numbers = _halves(raw[..., : scales.group_bytes])
+    return _rows(codes, scales, raw[..., at:], high, numbers)
+
+
+def _rows(
+    codes: Codes,
+    scales: Scales,
+    low: Bytes,
+    high: Bytes | None,
+    numbers: NDArray[np.generic],
+    blocks: Halves = _NO_BLOCKS,
+) -> QuantRows:
+    rows, groups = low.shape[:2]
+    high = np.zeros((rows, groups, 0), np.uint8) if high is None else high
+    blocks = blocks if blocks.size else np.zeros((rows, -(-groups // BLOCK_GROUPS), 0), np.float16)
+    return QuantRows(format_of(codes, scales), low, high, numbers, blocks)
+
+
+def _halves(raw: Bytes) -> Halves:
+    """Bytes as fp16 numbers."""
+    return np.ascontiguousarray(raw).view("<f2")
+
+
+def _bits(raw: Bytes, shifts: list[int], mask: int) -> Bytes:
+    """[..., shift, byte]: the bits of every byte at each of the shifts."""
+    return raw[..., None, :] >> np.array(shifts, np.uint8)[:, None] & np.uint8(mask)
+
+
+def _pair(raw: Bytes, bits: int) -> Bytes:
+    """[row][group][16] from [..., 32]: columns i and 16 + i in one byte, the latter ``bits`` higher."""
+    return np.asarray(raw[..., :16] | raw[..., 16:] << np.uint8(bits)).reshape(raw.shape[0], -1, 16)
+
+
+def _fifth_bits(raw: Bytes) -> Bytes:
+    """From 32 bits, one for each column of a group."""
+    return _pair(np.unpackbits(raw, -1, bitorder="little"), 1)
+
+
+def _q4_0(raw: Bytes) -> QuantRows:
+    return _plain(I4, SCALE, raw, 2)
+
+
+def _q4_1(raw: Bytes) -> QuantRows:
+    return _plain(U4, SCALE_MIN, raw, 4)
+
+
+def _q5_0(raw: Bytes) -> QuantRows:
+    return _plain(I5, SCALE, raw, 6, _fifth_bits(raw[..., 2:6]))
+
+
+def _q5_1(raw: Bytes) -> QuantRows:
+    return _plain(U5, SCALE_MIN, raw, 8, _fifth_bits(raw[..., 4:8]))
+
+
+def _q8_0(raw: Bytes) -> QuantRows:
+    """Signed codes become unsigned ones around 128."""
+    return _rows(I8, SCALE, raw[..., 2:] ^ np.uint8(0x80), None, _halves(raw[..., :2]))
+
+
+def _iq4_nl(raw: Bytes) -> QuantRows:
+    return _plain(NL4, SCALE, raw, 2)
+
+
+def _mxfp4(raw: Bytes) -> QuantRows:
+    """The scale is a power of two; half of it, because the table has twice the values."""
+    scales = np.ldexp(np.float32(1), raw[..., :1].astype(np.int32) - 128).astype(np.float16)
+    return _rows(FP4, SCALE, raw[..., 1:], None, scales)
+
+
+def mxfp4_fits(raw: Bytes) -> bool:
+    """Whether fp16 holds the scales of all blocks: 2^-24 to 2^15."""
+    exponents = raw[..., 0]
+    return bool(exponents.min() >= 128 - 24 and exponents.max() <= 128 + 15)
+
+
+def _nibbles(raw: Bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The low and the high 4 bits of every byte, 8 bytes at a time: with so few bytes in a row, that is several times
+    faster."""
+    words = np.ascontiguousarray(raw).view("<u8")
+    low = np.uint64(0x0F0F0F0F0F0F0F0F)
+    return words & low, words >> np.uint64(4) & low
+
+
+def _join(nibbles: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """[..., half of 32 columns, 8 bytes]: the second half goes above the first."""
+    np.bitwise_or(nibbles[..., 0, :], (nibbles << np.uint64(4))[..., 1, :], out=out)
+
+
+def _group_pairs(raw: Bytes) -> Bytes:
+    """The low 4 bits of a super-block, from 4 x 32 bytes: byte i has column i of an even group, and above it column i
+    of the odd group that follows."""
+    codes = np.empty((*raw.shape[:-1], 4, 2, 2), np.uint64)
+    even, odd = _nibbles(raw)
+    _join(even.reshape(codes.shape), codes[..., 0, :])
+    _join(odd.reshape(codes.shape), codes[..., 1, :])
+    return codes.view(np.uint8).reshape(raw.shape[0], -1, 16)
+
+
+def _scales_and_minima(raw: Bytes) -> Bytes:
+    """The 6-bit scales and minima of 8 groups, from 12 bytes."""
+    low, high, rest = raw[..., 0:4], raw[..., 4:8], raw[..., 8:12]
+    numbers = np.empty((*raw.shape[:-1], BLOCK_GROUPS, 2), np.uint8)
+    numbers[..., :4, 0], numbers[..., :4, 1] = low & 63, high & 63
+    numbers[..., 4:, 0] = rest & 15 | (low >> 6) << 4
+    numbers[..., 4:, 1] = rest >> 4 | (high >> 6) << 4
+    return numbers.reshape(raw.shape[0], -1, 2)
+
+
+def _q4_k(raw: Bytes) -> QuantRows:
+    blocks = _halves(raw[..., :4])
+    return _rows(U4, BLOCK_MIN, _group_pairs(raw[..., 16:]), None, _scales_and_minima(raw[..., 4:16]), blocks)
+
+
+def _q5_k(raw: Bytes) -> QuantRows:
+    blocks = _halves(raw[..., :4])
+    high = _pair(_bits(raw[..., 16:48], _EVERY, 1), 1)  # bit g of byte i is that of column i of group g
+    return _rows(U5, BLOCK_MIN, _group_pairs(raw[..., 48:]), high, _scales_and_minima(raw[..., 4:16]), blocks)
+
+
+def _q6_k(raw: Bytes) -> QuantRows:
+    rows, blocks = raw.shape[:2]
+    # [half of the super-block][32 columns][half of the 32]: the low nibbles are groups 0 and 1, the high ones 2 and 3.
+    codes = np.empty((rows, blocks, 2, 2, 2, 2), np.uint64)
+    for place, nibbles in enumerate(_nibbles(raw[..., :128])):
+        _join(nibbles.reshape(codes.shape), codes[..., place, :, :])
+    high = _pair(_bits(raw[..., 128:192].reshape(rows, blocks, 2, 32), _PAIRS, 3), 2)
+    scales = np.ascontiguousarray(raw[..., 192:208]).view(np.int8).reshape(rows, -1, 2)
+    return _rows(I6, BLOCK_16, codes.view(np.uint8).reshape(rows, -1, 16), high, scales, _halves(raw[..., 208:]))
+
+
+def _iq4_xs(raw: Bytes) -> QuantRows:
+    rows, blocks = raw.shape[:2]
+    upper = np.ascontiguousarray(raw[..., 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    lower = np.stack([raw[..., 4:8] & 15, raw[..., 4:8] >> 4], -1).reshape(rows, blocks, BLOCK_GROUPS)
+    scales = (lower | upper.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)
+    twice = np.repeat(scales.reshape(rows, -1, 1), 2, -1)  # the same for both halves of a group
+    codes = raw[..., 8:].reshape(rows, -1, 16)
+    return _rows(NL4, BLOCK_16, codes, None, twice, _halves(raw[..., :2]))
+
+
+def _q3_k(raw: Bytes) -> QuantRows:
+    """3-bit codes in 4 bits: code - 4 is (code + 4) - 8."""
+    rows, blocks = raw.shape[:2]
+    low = _bits(raw[..., 32:96].reshape(rows, blocks, 2, 32), _PAIRS, 3).reshape(rows, blocks, BLOCK_GROUPS, 32)
+    codes = (low | _bits(raw[..., :32], _EVERY, 1) << np.uint8(2)) + np.uint8(4)
+    nibbles = raw[..., 96:104]
+    lower = np.concatenate([nibbles & 15, nibbles >> 4], -1)
+    upper = _bits(raw[..., 104:108], _PAIRS, 3).reshape(rows, blocks, 16)
+    scales = (lower | upper << np.uint8(4)).astype(np.int8) - np.int8(32)
+    return _rows(I4, BLOCK_16, _pair(codes, 4), None, scales.reshape(rows, -1, 2), _halves(raw[..., 108:]))
+
+
+REPACKED: dict[str, tuple[Format, Repack]] = {
+    "Q4_0": (format_of(I4, SCALE), _q4_0),
+    "Q4_1": (format_of(U4, SCALE_MIN), _q4_1),
+    "Q5_0": (format_of(I5, SCALE), _q5_0),
+    "Q5_1": (format_of(U5, SCALE_MIN), _q5_1),
+    "Q8_0": (format_of(I8, SCALE), _q8_0),
+    "Q3_K": (format_of(I4, BLOCK_16), _q3_k),
+    "Q4_K": (format_of(U4, BLOCK_MIN), _q4_k),
+    "Q5_K": (format_of(U5, BLOCK_MIN), _q5_k),
+    "Q6_K": (format_of(I6, BLOCK_16), _q6_k),
+    "IQ4_NL": (format_of(NL4, SCALE), _iq4_nl),
+    "IQ4_XS": (format_of(NL4, BLOCK_16), _iq4_xs),
+    "MXFP4": (format_of(FP4, SCALE), _mxfp4),
+}

@@ -1,0 +1,342 @@
+"""Weights of Hugging Face folders that were quantised by GPTQ, AWQ, compressed-tensors, or to FP8.
+
+Integers of 4 and 8 bits with scales for groups of 32 columns or a multiple are repacked without loss. What no format
+holds is widened to bf16: FP8, groups in the order of activations (act-order), scales that fp16 does not hold.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.errors import ModelFileError, UnsupportedModelError
+from monolane.model.format import (
+    BF16,
+    GROUP,
+    I4,
+    I8,
+    SCALE,
+    SCALE_ZERO,
+    U4,
+    Floats,
+    Format,
+    QuantRows,
+    format_of,
+    groups_of,
+)
+from monolane.model.settings import Settings
+from monolane.model.tensors import StoredTensor, StoredWeights
+from monolane.model.weights import Bf16Bits, to_bf16
+
+Words = NDArray[np.uint32]
+
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
+_AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place in a word of each of its 8 columns
+_FP8_BLOCK = 128  # rows and columns that share a scale, where scales are per block
+_CACHED = 16  # tensors that are kept: files have them transposed, so each is needed whole, many times
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the matrices of a folder are quantised."""
+
+    method: str
+    bits: int
+    zero_offset: int = 0  # added to stored zero points
+
+    @classmethod
+    def of(cls, settings: Settings) -> Scheme | None:
+        """From ``quantization_config``; None where there is none. Other methods are refused by name."""
+        found = settings.get("quantization_config")
+        if found is None:
+            return None
+        config = found if isinstance(found, dict) else {}
+        method = config.get("quant_method")
+        bits = config.get("bits", 4 if method == "awq" else None)
+        if method == "compressed-tensors":
+            bits = _compressed_bits(config)
+        if method == "fp8":
+            bits = 8
+        if method not in METHODS or bits not in (4, 8) or (method == "awq" and config.get("version", "gemm") != "gemm"):
+            raise UnsupportedModelError(
+                f"{settings.source}: weights quantised by {method} with {bits} bits (quantization_config) are not "
+                "supported.",
+                f"Supported are {', '.join(METHODS)} with 4 or 8 bits. Use the unquantised model, or a GGUF file.",
+            )
+        is_first_version = method == "gptq" and config.get("checkpoint_format", "gptq") == "gptq"
+        return cls(str(method), int(bits), zero_offset=int(is_first_version))
+
+
+def _compressed_bits(config: dict[str, object]) -> object:
+    groups = config.get("config_groups")
+    found = {
+        group["weights"].get("num_bits")
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        if isinstance(group, dict) and isinstance(group.get("weights"), dict)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+class Quantised:
+    """One matrix: its integers [row][column], its scales and zero points [row][group of columns]."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        bits: int,
+        codes: Callable[[slice], NDArray[np.uint8]],
+        scales: Floats,
+        zeros: NDArray[np.int32],
+        order: NDArray[np.int64] | None = None,
+    ) -> None:
+        """``codes``: some rows of the integers, unsigned. ``order``: the group of each column, where groups are not
+        runs of columns."""
+        self.shape = shape
+        self._bits = bits
+        self._codes = codes
+        self._scales, self._zeros = (np.broadcast_to(each, (shape[0], each.shape[1])) for each in (scales, zeros))
+        self._order = order
+
+    @functools.cached_property
+    def format(self) -> Format:
+        wide, rest = divmod(self.shape[1], self._scales.shape[1])
+        exact = np.array_equal(self._scales.astype(np.float16).astype(np.float32), self._scales)
+        if self._order is not None or rest or (self._scales.shape[1] > 1 and wide % GROUP) or not exact:
+            return BF16
+        middle = np.all(self._zeros == 1 << self._bits - 1)
+        if self._bits == 8:
+            return format_of(I8, SCALE if middle else SCALE_ZERO)
+        return format_of(I4, SCALE) if middle else format_of(U4, SCALE_ZERO)
+
+    def values(self, rows: slice) -> Floats:
+        scales, zeros = self._scales[rows], self._zeros[rows]
+        columns = self.shape[1]
+        order = np.arange(columns) // -(-columns // scales.shape[1]) if self._order is None else self._order
+        codes = self._codes(rows).astype(np.int32)
+        return np.asarray(scales[:, order] * (codes - zeros[:, order]), np.float32)
+
+    def quants(self, rows: slice) -> QuantRows:
+        codes, groups = self._codes(rows), groups_of(self.shape[1])
+        found = QuantRows.zeros(self.format, len(codes), groups)
+        padded = np.pad(codes, ((0, 0), (0, groups * GROUP - self.shape[1]))).reshape(len(codes), groups, GROUP)
+        found.codes[:] = padded if self._bits == 8 else padded[..., :16] | padded[..., 16:] << np.uint8(4)
+        each = -(-groups // self._scales.shape[1])
+        found.scales[..., 0] = np.repeat(self._scales[rows], each, 1)[:, :groups]
+        if found.scales.shape[2] == 2:
+            below = 128 if self._bits == 8 else 0  # which the codes of the format have already been moved by
+            found.scales[..., 1] = np.repeat(self._zeros[rows], each, 1)[:, :groups] - below
+        return found
+
+
+class QuantisedFolder(StoredWeights):
+    """The weights of a folder, of which some matrices are quantised: those that have scales."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], file_name: Callable[[str], str], scheme: Scheme) -> None:
+        super().__init__(tensors, file_name)
+        self._scheme = scheme
+        self._raw = functools.lru_cache(_CACHED)(self._read)
+        self._found: dict[str, Quantised | _Fp8 | None] = {}
+
+    @property
+    def converted(self) -> bool:
+        return True
+
+    @property
+    def dtype(self) -> str:
+        """What people call the format; that of FP8, which is widened, is bf16."""
+        return "bf16" if self._scheme.method == "fp8" else f"{self._scheme.method}-int{self._scheme.bits}"
+
+    @property
+    def widened(self) -> tuple[str, ...]:
+        matrices = (self._quantised(base) for base in self._bases())
+        is_widened = any(isinstance(each, _Fp8) or (each is not None and each.format == BF16) for each in matrices)
+        return (f"{self._scheme.method} with these scales",) if is_widened else ()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        found = self._quantised(self._base(name))
+        return super().shape(name) if found is None else found.shape
+
+    def format(self, name: str) -> Format:
+        found = self._quantised(self._base(name))
+        return super().format(name) if found is None else BF16 if isinstance(found, _Fp8) else found.format
+
+    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        found = self._quantised(self._base(name))
+        return super().rows(name, start, stop) if found is None else to_bf16(found.values(slice(start, stop)))
+
+    def quants(self, name: str, start: int, stop: int) -> QuantRows:
+        found = self._quantised(self._base(name))
+        assert isinstance(found, Quantised), "Weights.format says which matrices are low-bit"
+        return found.quants(slice(start, stop))
+
+    def _base(self, name: str) -> str:
+        return self._file_name(name).removesuffix(".weight")
+
+    def _bases(self) -> set[str]:
+        endings = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
+        return {name.rpartition(".")[0] for name in self._tensors if name.endswith(endings)}
+
+    def _quantised(self, base: str) -> Quantised | _Fp8 | None:
+        if base not in self._found:
+            has = {
+                ending
+                for ending in ("qweight", "weight_packed", "weight_scale", "weight_scale_inv")
+                if f"{base}.{ending}" in self._tensors
+            }
+            readers = {"qweight": self._transposed, "weight_packed": self._packed}
+            reader = next((reader for ending, reader in readers.items() if ending in has), self._plain if has else None)
+            self._found[base] = reader(base) if reader else None
+        return self._found[base]
+
+    def _transposed(self, base: str) -> Quantised:
+        """GPTQ and AWQ: [column][row]. GPTQ packs columns into words, AWQ rows; both pack rows of the zero points."""
+        bits, is_awq = self._scheme.bits, self._scheme.method == "awq"
+        per_word = 32 // bits
+        scales = self._floats(f"{base}.scales").T
+        zeros = _unpacked(self._words(f"{base}.qzeros"), bits)
+        packed = self._tensor_shape(f"{base}.qweight")
+        shape = (packed[1] * per_word, packed[0]) if is_awq else (packed[1], packed[0] * per_word)
+        zeros = zeros[..., _AWQ_ORDER] if is_awq else zeros
+
+        def codes(rows: slice) -> NDArray[np.uint8]:
+            words = self._words(f"{base}.qweight")
+            if is_awq:
+                first, last = rows.start // per_word, -(-rows.stop // per_word)
+                found = _unpacked(words[:, first:last], bits)[..., _AWQ_ORDER].reshape(len(words), -1)
+                return found[:, rows.start - first * per_word :][:, : rows.stop - rows.start].T
+            return _unpacked(words[:, rows], bits).transpose(1, 0, 2).reshape(rows.stop - rows.start, -1)
+
+        order = None
+        if f"{base}.g_idx" in self._tensors:
+            given = self._words(f"{base}.g_idx").reshape(-1).astype(np.int64)
+            usual = np.arange(shape[1]) // (shape[1] // scales.shape[1])
+            order = None if np.array_equal(given, usual) else given
+            if given.shape != (shape[1],) or given.max() >= scales.shape[1]:
+                raise _damaged(base)
+        points = zeros.reshape(len(zeros), -1).T.astype(np.int32) + self._scheme.zero_offset
+        if points.shape != scales.shape or len(scales) != shape[0]:
+            raise _damaged(base)
+        return Quantised(shape, bits, codes, scales, points, order)
+
+    def _packed(self, base: str) -> Quantised:
+        """compressed-tensors: words with columns, and zero points in words with rows where there are any."""
+        bits = self._scheme.bits
+        rows, words = self._tensor_shape(f"{base}.weight_packed")
+        scales = self._floats(f"{base}.weight_scale")
+        zeros = np.full((1, 1), 1 << bits - 1, np.int32)
+        if f"{base}.weight_zero_point" in self._tensors:
+            points = _unpacked(self._words(f"{base}.weight_zero_point"), bits)  # [rows / 8][group][8 rows]
+            zeros = points.transpose(0, 2, 1).reshape(-1, points.shape[1])[:rows].astype(np.int32)
+        shape = (rows, words * 32 // bits)
+        if f"{base}.weight_shape" in self._tensors:
+            stated = self._raw(f"{base}.weight_shape").view("<i8" if self._is_wide(f"{base}.weight_shape") else "<i4")
+            if stated.shape != (2,) or stated[0] != rows or not 0 < stated[1] <= shape[1]:
+                raise _damaged(base)
+            shape = (rows, int(stated[1]))
+
+        def codes(which: slice) -> NDArray[np.uint8]:
+            found = _unpacked(self._words(f"{base}.weight_packed")[which], bits)
+            return found.reshape(len(found), -1)[:, : shape[1]]
+
+        order = None
+        if f"{base}.weight_g_idx" in self._tensors:
+            order = self._words(f"{base}.weight_g_idx").reshape(-1).astype(np.int64)
+        zeros = np.broadcast_to(zeros, scales.shape)
+        return Quantised(shape, bits, codes, scales, zeros, order)
+
+    def _plain(self, base: str) -> Quantised | _Fp8:
+        """A byte for every weight: signed integers, or FP8."""
+        tensor = self._tensors[f"{base}.weight"]
+        inverse = f"{base}.weight_scale_inv"
+        scales = self._floats(inverse if inverse in self._tensors else f"{base}.weight_scale")
+        scales = scales.reshape(1, 1) if scales.size == 1 else scales.reshape(len(scales), -1)
+        shape = (tensor.shape[0], tensor.shape[1])
+
+        def bytes_of(rows: slice) -> NDArray[np.uint8]:
+            return self._raw(f"{base}.weight").reshape(shape)[rows]
+
+        if tensor.format.name == "I8":
+            middle = np.full((1, scales.shape[1]), 128, np.int32)
+            return Quantised(shape, 8, lambda rows: bytes_of(rows) ^ np.uint8(0x80), scales, middle)
+        if tensor.format.name != "F8_E4M3":
+            raise UnsupportedModelError(
+                f"The tensor {base!r} is stored as {tensor.format.name} with a scale, which is not supported.",
+                "Use the unquantised model, or a GGUF file.",
+            )
+        return _Fp8(shape, bytes_of, scales)
+
+    def _tensor_shape(self, name: str) -> tuple[int, int]:
+        shape = self._tensors[name].shape
+        if len(shape) != 2:
+            raise _damaged(name)
+        return shape[0], shape[1]
+
+    def _is_wide(self, name: str) -> bool:
+        return self._tensors[name].format.block_bytes == 8
+
+    def _read(self, name: str) -> NDArray[np.uint8]:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelFileError(
+                f"The tensor {name!r} is missing from the model's files.",
+                "The files are incomplete or belong to another kind of model; fetch them again.",
+            )
+        raw = np.empty(tensor.size, np.uint8)
+        tensor.file.read_into(tensor.offset, raw)
+        return raw
+
+    def _words(self, name: str) -> Words:
+        raw = self._raw(name)
+        if self._tensors[name].format.block_bytes != 4:
+            raise _damaged(name)
+        return raw.view("<u4").reshape(self._tensors[name].shape)
+
+    def _floats(self, name: str) -> Floats:
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.format.widen is None or len(tensor.shape) > 2:
+            raise _damaged(name)
+        return tensor.read_vector().reshape(tensor.shape if tensor.shape else (1,))
+
+
+class _Fp8:
+    """A matrix of 8-bit floating-point numbers (E4M3), with a scale for all, for every row, or for blocks."""
+
+    def __init__(self, shape: tuple[int, int], codes: Callable[[slice], NDArray[np.uint8]], scales: Floats) -> None:
+        self.shape = shape
+        self._codes = codes
+        self._scales = scales
+
+    def values(self, rows: slice) -> Floats:
+        found = _E4M3[self._codes(rows)]
+        if self._scales.shape[1] == 1 and len(self._scales) in (1, self.shape[0]):
+            return np.asarray(found * (self._scales if len(self._scales) == 1 else self._scales[rows]))
+        blocks = self._scales[np.arange(rows.start, rows.stop) // _FP8_BLOCK]
+        return np.asarray(found * np.repeat(blocks, _FP8_BLOCK, 1)[:, : self.shape[1]])
+
+
+def _e4m3() -> Floats:
+    """The value of every byte: 4 bits of exponent with a bias of 7, 3 bits of mantissa, no infinities."""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    size = np.where(exponent > 0, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
+    values = np.where(codes & 0x7F == 0x7F, np.nan, np.where(codes & 0x80, -size, size))
+    return values.astype(np.float32)
+
+
+_E4M3 = _e4m3()
+
+
+def _unpacked(words: Words, bits: int) -> NDArray[np.uint8]:
+    """[..., place in the word]"""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    return (words[..., None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.uint8)
+
+
+def _damaged(name: str) -> ModelFileError:
+    return ModelFileError(
+        f"The quantised tensors of {name!r} do not fit each other.", "The files are damaged; fetch them again."
+    )

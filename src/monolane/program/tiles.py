@@ -1,0 +1,144 @@
+"""How the rows of a low-bit matrix lie on a tape: tiles of a few rows, cut along k into super-blocks of 256 columns.
+
+A super-block of a tile is, byte by byte, the structure that ``block_type`` returns. The order is that of a tensor
+core's registers: thread 4r + c of a warp has columns 4c to 4c + 3 and 16 + 4c to 19 + 4c of every group, for row r.
+
+    codes   of 4 groups, then of the next 4: [row][c][group] words of 32 bits. Byte b of a word has column 4c + b in its
+            low 4 bits, and column 16 + 4c + b above. Of 8-bit codes there are two such arrays, for columns 4c + b and
+            for columns 16 + 4c + b.
+    high    the bits above the low 4 of 4 groups in one word, [row][c][4 groups]. 5-bit codes: bit 2g + p of byte b
+            belongs to column 16p + 4c + b of group g. 6-bit codes have two words, for p = 0 and p = 1, with bits 2g and
+            2g + 1 of byte b.
+    scales  [group][row][numbers of a group]
+    blocks  [row][numbers of a super-block]
+
+The last super-block of a tile has fewer groups where the columns end in it, and none of the arrays has padding for the
+others but ``high``.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monolane.model.format import BLOCK_GROUPS, HALF_GROUPS, Bytes, Format, QuantRows
+
+_SHIFTS = 2 * np.arange(HALF_GROUPS, dtype=np.uint8)  # of each group in a byte of ``high``
+
+
+@functools.cache
+def block_type(format: Format, rows: int, groups: int) -> np.dtype[np.void]:
+    """A super-block of a tile of ``rows`` rows with ``groups`` groups."""
+    assert format.codes is not None
+    assert format.scales is not None
+    halves = -(-groups // HALF_GROUPS)
+    planes = (2,) if format.codes.bits == 8 else ()
+    fields: list[tuple[str, str, tuple[int, ...]]] = []
+    for half in range(halves):
+        fields.append((f"codes{half}", "<u4", (*planes, rows, 4, min(HALF_GROUPS, groups - HALF_GROUPS * half))))
+    if format.codes.high_bits:
+        fields.append(("high", "u1", (rows, 4, halves, format.codes.high_bits, 4)))
+    fields.append(("scales", format.scales.kind, (groups, rows, format.scales.per_group)))
+    if format.scales.per_block:
+        fields.append(("blocks", "<f2", (rows, format.scales.per_block)))
+    return np.dtype(fields)
+
+
+def pack(rows: QuantRows, tile_rows: int) -> Bytes:
+    """Consecutive rows in whole tiles. Missing rows of the last tile become zeros."""
+    tiles = -(-len(rows) // tile_rows)
+    if len(rows) != tiles * tile_rows:
+        whole = QuantRows.zeros(rows.format, tiles * tile_rows, rows.groups)
+        whole.put(slice(0, len(rows)), rows)
+        rows = whole
+    tape = np.zeros((tiles, tile_rows * rows.format.row_bytes(rows.groups * 32)), np.uint8)
+    for blocks, first in _blocks(tape, rows.format, tile_rows, rows.groups):
+        _fill(blocks, rows.cut(slice(None), slice(first, first + blocks.shape[1] * _groups(blocks))))
+    return tape.reshape(-1)
+
+
+def unpack(tape: Bytes, format: Format, groups: int, tile_rows: int) -> QuantRows:
+    """The rows of whole tiles, including padding rows."""
+    tape = tape.reshape(-1, tile_rows * format.row_bytes(groups * 32))
+    rows = QuantRows.zeros(format, len(tape) * tile_rows, groups)
+    for blocks, first in _blocks(tape, format, tile_rows, groups):
+        _read(blocks, rows.cut(slice(None), slice(first, first + blocks.shape[1] * _groups(blocks))))
+    return rows
+
+
+def _blocks(tape: Bytes, format: Format, tile_rows: int, groups: int) -> list[tuple[NDArray[np.void], int]]:
+    """(super-blocks with equally many groups, [tile][super-block]; the first of their groups)."""
+    whole, last = divmod(groups, BLOCK_GROUPS)
+    full = block_type(format, tile_rows, BLOCK_GROUPS)
+    end = whole * full.itemsize
+    found = [(_view(tape, 0, end, full), 0)] if whole else []
+    return found + (
+        [(_view(tape, end, tape.shape[1], block_type(format, tile_rows, last)), groups - last)] if last else []
+    )
+
+
+def _view(tape: Bytes, start: int, stop: int, kind: np.dtype[np.void]) -> NDArray[np.void]:
+    """Bytes [start, stop) of every tile as super-blocks, without a copy."""
+    shape, strides = (len(tape), (stop - start) // kind.itemsize), (tape.strides[0], kind.itemsize)
+    return np.ndarray(shape, kind, tape.data, start, strides)
+
+
+def _groups(blocks: NDArray[np.void]) -> int:
+    assert blocks.dtype.fields is not None
+    return int(blocks.dtype.fields["scales"][0].shape[0])
+
+
+def _by_block(array: NDArray[np.generic], blocks: NDArray[np.void]) -> NDArray[np.generic]:
+    """[row][group or super-block][...] as [tile][row of the tile][super-block][group of it][...]"""
+    tiles, count = blocks.shape
+    return array.reshape(tiles, len(array) // tiles, count, array.shape[1] // count, *array.shape[2:])
+
+
+def _fill(blocks: NDArray[np.void], rows: QuantRows) -> None:
+    codes, high, scales, numbers = (_by_block(array, blocks) for array in rows.arrays)
+    words = np.ascontiguousarray(codes).view("<u4")
+    groups, names = _groups(blocks), blocks.dtype.names or ()
+    for half, start in enumerate(range(0, groups, HALF_GROUPS)):
+        part = words[..., start : start + HALF_GROUPS, :]
+        if words.shape[-1] == 8:  # [tile][row][block][group][plane][c]
+            part = part.reshape(*part.shape[:-1], 2, 4)
+            blocks[f"codes{half}"] = part.transpose(0, 2, 4, 1, 5, 3)
+        else:
+            blocks[f"codes{half}"] = part.transpose(0, 2, 1, 4, 3)
+        if "high" in names:
+            blocks["high"][:, :, :, :, half] = _joined(high[..., start : start + HALF_GROUPS, :], blocks)
+    blocks["scales"] = scales.transpose(0, 2, 3, 1, 4)
+    if "blocks" in names:
+        blocks["blocks"] = numbers[:, :, :, 0].transpose(0, 2, 1, 3)
+
+
+def _joined(high: NDArray[np.generic], blocks: NDArray[np.void]) -> Bytes:
+    """The high bits of up to 4 groups: [tile][block][row][c][word][byte]"""
+    by_group = np.ascontiguousarray(high.transpose(3, 0, 2, 1, 4)).view("<u8")  # 8 bytes at a time
+    lowest = np.uint64(0x0303030303030303)
+    words = [
+        functools.reduce(np.bitwise_or, [(part >> shift & lowest) << 2 * g for g, part in enumerate(by_group)])
+        for shift in range(0, 2 * blocks["high"].shape[-2], 2)
+    ]
+    return np.stack([word.view(np.uint8).reshape(*word.shape[:3], 4, 4) for word in words], -2)
+
+
+def _read(blocks: NDArray[np.void], rows: QuantRows) -> None:
+    """The reverse of ``_fill``."""
+    codes, high, scales, numbers = (_by_block(array, blocks) for array in rows.arrays)
+    groups, names = _groups(blocks), blocks.dtype.names or ()
+    for half, start in enumerate(range(0, groups, HALF_GROUPS)):
+        part = blocks[f"codes{half}"]
+        order = (0, 3, 1, 5, 2, 4) if part.ndim == 6 else (0, 2, 1, 4, 3)
+        part = np.ascontiguousarray(part.transpose(order)).view(np.uint8)
+        stop = min(groups, start + HALF_GROUPS)
+        codes[..., start:stop, :] = part.reshape(*part.shape[:4], -1)
+        if "high" in names:
+            word = blocks["high"][:, :, :, :, half, :, :, None] >> _SHIFTS[: stop - start] & np.uint8(3)
+            bits = word[:, :, :, :, 0] if word.shape[4] == 1 else word[:, :, :, :, 0] | word[:, :, :, :, 1] << 2
+            high[..., start:stop, :] = bits.reshape(*bits.shape[:3], 16, -1).transpose(0, 2, 1, 4, 3)
+    scales[...] = blocks["scales"].transpose(0, 3, 1, 2, 4)
+    if "blocks" in names:
+        numbers[:, :, :, 0] = blocks["blocks"].transpose(0, 2, 1, 3)

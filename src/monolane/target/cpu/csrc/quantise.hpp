@@ -1,0 +1,92 @@
+// The input of a low-bit matrix as integers: 15 bits with a scale per group of 32 columns (program/activations.py defines them). A unit has 4 groups,
+// in the order in which a tile has the codes of the weights (program/tiles.py): words of 4 columns, [half of a group][c][group].
+#pragma once
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "state.hpp"
+
+namespace monolane {
+
+constexpr float kLargest = 127 * 128, kSmallest = 1e-30f;
+
+struct alignas(64) InputUnit {
+#if defined(__AVX512VNNI__)
+  int8_t high[2][64], low[2][64];  // value = high * 128 + low
+#else
+  int16_t values[2][64];
+#endif
+  float scale[kUnitGroups];
+  float total[kUnitGroups];      // the sum of a group, of its integers times their scale
+  int32_t sums[2][kUnitGroups];  // of the integers of half a group
+};
+static_assert(sizeof(InputUnit) == kUnitBytes, "Worker::quantised has another size");
+
+#if defined(__AVX512F__)
+inline uint32_t largest(U16 v) { return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(v)); }
+inline int32_t sum(I16 v) { return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v)); }
+#else
+inline uint32_t largest(U16 v) {
+  uint32_t found = 0;
+  for (int i = 0; i < kVectorFloats; i++) found = std::max<uint32_t>(found, v[i]);
+  return found;
+}
+inline int32_t sum(I16 v) {
+  int32_t total = 0;
+  for (int i = 0; i < kVectorFloats; i++) total += v[i];
+  return total;
+}
+#endif
+
+// From [half][group][16 columns] to the order of a unit.
+inline void store_words(InputUnit& unit, const I16 (*v)[kUnitGroups]) {
+#if defined(__AVX512VNNI__)
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (int half = 0; half < 2; half++) {
+    alignas(64) int8_t high[kUnitGroups][16], low[kUnitGroups][16];
+    for (int g = 0; g < kUnitGroups; g++) {
+      const I16 upper = (v[half][g] + 64) >> 7;
+      _mm_store_si128(reinterpret_cast<__m128i*>(high[g]), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(upper)));
+      _mm_store_si128(reinterpret_cast<__m128i*>(low[g]), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(v[half][g] - (upper << 7))));
+    }
+    _mm512_store_si512(unit.high[half], _mm512_permutexvar_epi32(order, _mm512_load_si512(high)));
+    _mm512_store_si512(unit.low[half], _mm512_permutexvar_epi32(order, _mm512_load_si512(low)));
+  }
+#else
+  for (int half = 0; half < 2; half++)
+    for (int g = 0; g < kUnitGroups; g++)
+      for (int i = 0; i < 16; i++) unit.values[half][16 * (i / 4) + 4 * g + i % 4] = static_cast<int16_t>(v[half][g][i]);
+#endif
+}
+
+// `in` has `cols` numbers, and zeros behind them up to a whole group.
+inline void quantise(const float* in, int cols, InputUnit* out) {
+  const int groups = divide_up(cols, kGroup);
+  for (int first = 0; first < groups; first += kUnitGroups, out++) {
+    I16 v[2][kUnitGroups];
+    for (int g = 0; g < kUnitGroups; g++) {
+      const bool there = first + g < groups;
+      const float* group = in + (first + g) * kGroup;
+      const F16 x[2] = {there ? load(group) : splat(0.0f), there ? load(group + kVectorFloats) : splat(0.0f)};
+      // Magnitudes are compared as integers, of which that of NaN is the highest.
+      const U16 a = reinterpret_cast<U16>(x[0]) & 0x7fffffffu, b = reinterpret_cast<U16>(x[1]) & 0x7fffffffu;
+      const uint32_t bits = largest(a > b ? a : b);
+      float most;
+      std::memcpy(&most, &bits, sizeof most);
+      const bool finite = bits < 0x7f800000u, counts = finite && most >= kSmallest;
+      const float factor = counts ? kLargest / most : 0.0f;
+      const F16 shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+      for (int half = 0; half < 2; half++) {
+        const F16 shifted = (counts ? x[half] : splat(0.0f)) * splat(factor) + shift;
+        v[half][g] = reinterpret_cast<I16>(shifted) - reinterpret_cast<I16>(shift);
+        out->sums[half][g] = sum(v[half][g]);
+      }
+      out->scale[g] = counts ? most * (1.0f / kLargest) : finite ? 0.0f : __builtin_nanf("");
+      out->total[g] = static_cast<float>(out->sums[0][g] + out->sums[1][g]) * out->scale[g];
+    }
+    store_words(*out, v);
+  }
+}
+
+}  // namespace monolane

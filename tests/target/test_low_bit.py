@@ -1,0 +1,116 @@
+"""Low-bit matrices: every format in every target, against transformers in fp32 on the widened weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from low_bit import LowBitWeights
+from monolane.model.format import BF16, FORMATS
+from monolane.model.weights import expected_shapes
+from monolane.target import open_target
+from monolane.target.base import Target
+from monolane.target.cpu import machine
+from oracle import Verdict, judge_weights, near_enough
+from random_models import CASES, Case, random_model
+
+LOW_BIT = [format for format in FORMATS.values() if format.is_low_bit]
+TOKENS = 40
+
+# Columns: 576 are two super-blocks and two groups, 320 one and two; 417 and 196 are not even whole groups.
+SHAPES = {case.name: case for case in CASES if case.name in ("qwen2-64", "qwen2-96", "qwen3-96-seven-kv-heads")}
+# Formats of the matrices of a model, by turns: every format in some shape; q, k and v of a layer in different ones.
+MIXTURES = {
+    "qwen2-96": ("u4g32m", "i8g32", "i4g32", "nl4g32", "i5g32"),
+    "qwen2-64": ("u4k32", "i6k16", "u4k32", "u5k32", "bf16"),
+    "qwen3-96-seven-kv-heads": ("u4g32z", "nl4k16", "u5g32m", "i4k16", "i8g32z", "fp4g32"),
+}
+
+
+def small(name: str) -> Case:
+    """Two layers are enough for stages of several formats."""
+    return replace(SHAPES[name], name=f"{name}-low-bit", layers=min(SHAPES[name].layers, 2))
+
+
+@cache
+def model(name: str) -> tuple[LowBitWeights, Verdict]:
+    """Its weights, and what transformers makes of them."""
+    made = random_model(small(name), TOKENS)
+    matrices = [matrix for matrix, shape in expected_shapes(made.config) if len(shape) == 2]
+    weights = LowBitWeights(made.weights, matrices, [FORMATS[name] for name in MIXTURES[name]])
+    return weights, judge_weights(made.config, weights, made.tokens)
+
+
+def open_model(name: str, device: str, workers: int = 2, lanes: int | None = None) -> tuple[Target, list[int]]:
+    made = random_model(small(name), TOKENS)
+    weights, _ = model(name)
+    target = open_target(
+        made.config, weights, device=device, workers=workers, context=64, cache_format="f32", lanes=lanes
+    )
+    return target, made.tokens
+
+
+def test_every_format_is_in_some_mixture() -> None:
+    used = {FORMATS[name] for mixture in MIXTURES.values() for name in mixture}
+    assert used == {*LOW_BIT, BF16}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_logits_are_as_near_as_those_of_bf16(name: str) -> None:
+    """The interpreter and the kernel, which differ by the rounding of fp32 sums, and by an activation that lies between
+    two integers here and there."""
+    oracle, tokens = open_model(name, "interpreter")
+    target, _ = open_model(name, "cpu")
+    theirs, ours = oracle.logits(tokens), target.logits(tokens)
+    numbers = [near_enough(model(name)[1], logits) for logits in (theirs, ours)]
+    assert max(each["divergence"] for each in numbers) < 0.1 * numbers[0]["divergence_of_bf16"]
+    assert np.abs(ours - theirs).max() < 2e-3 * np.abs(theirs).max()
+    np.testing.assert_array_equal(target.logits(tokens), ours)
+    target.close()
+
+
+def test_an_activation_of_a_thousand_times_the_others() -> None:
+    """It is in a group with 31 others, which lose most of their bits."""
+    name = "qwen2-96"
+    made, (weights, _) = random_model(small(name), TOKENS), model(name)
+    outlying = Outlying(weights.inner, weights.names, weights.formats)
+    target = open_target(made.config, outlying, device="cpu", workers=2, context=64, cache_format="f32")
+    near_enough(judge_weights(made.config, outlying, made.tokens), target.logits(made.tokens))
+    target.close()
+
+
+class Outlying(LowBitWeights):
+    """Every norm makes one element a thousand times as large as the others."""
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        values = super().vector(name).copy()
+        if name.endswith("norm"):
+            values[5] *= 1000
+        return values
+
+
+@pytest.mark.parametrize("flags", [machine._AVX2, ()], ids=["avx2", "portable"])
+def test_other_instructions_give_the_same_answers(flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "qwen2-64"
+    target, tokens = open_model(name, "cpu")
+    expected = target.logits(tokens)
+    target.close()
+    level = machine.VectorLevel("other", tuple(f"-m{flag}" for flag in flags))
+    monkeypatch.setattr(machine, "vector_level", lambda: level)
+    target, _ = open_model(name, "cpu")
+    # With FMA they are the same bits but for the order of other sums.
+    assert np.abs(target.logits(tokens) - expected).max() < 2e-3 * np.abs(expected).max()
+    target.close()
+
+
+@pytest.mark.parametrize("name", ["qwen2-64", "qwen2-96"])
+def test_lanes_share_low_bit_matrices(name: str) -> None:
+    """Columns are divided at the edges of groups: 160 of 5 heads are not, and neither are 417 / 2; they are widened."""
+    whole, tokens = open_model(name, "interpreter")
+    lanes, _ = open_model(name, "interpreter", lanes=2)
+    expected = whole.logits(tokens)
+    assert np.abs(lanes.logits(tokens) - expected).max() < 0.05 * np.abs(expected).max()
