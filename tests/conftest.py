@@ -19,6 +19,7 @@ LONGEST = (
     "tests/real",
     "tests/target/test_cuda_emulated.py",
     "tests/target/test_cuda_lanes.py",
+    "tests/target/test_cuda_lanes_apart.py",
     "tests/target/test_against_transformers.py",
     "tests/target/test_lanes.py",
     "tests/target/test_cuda_races.py",

@@ -74,6 +74,14 @@ ONE_OF_EACH: list[dict[str, Any]] = [
         "stages_us": {"qkv": 30.0, "head": 10.0}, "times": {"qkv": 16, "head": 1}, **COMMON,
     },
     {
+        "benchmark": "delays", "model": "m", "dtype": "bf16", "device": "cuda (H200)", "placement": "apart", "lanes": 8,
+        "points": [
+            {"delay": 0, "us_per_token": 1200.0, "exposed_us": 150.0, "exposed_in_layers_us": 140.0,
+             "exposed_of_slowest_us": 190.0},
+        ],
+        **COMMON, "machine": GPU,
+    },
+    {
         "benchmark": "load", "model": "m", "peak_over_tape": 1.25, **COMMON,
         "first": {"load_s": 12.3, "first_token_s": 12.4, "tape_bytes": 4, "peak_bytes": 5},
         "second": {"load_s": 3.0, "first_token_s": 3.1, "tape_bytes": 4, "peak_bytes": 5},

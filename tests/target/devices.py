@@ -75,7 +75,7 @@ def opened(
 ) -> Iterator[Target]:
     """A target, closed at the end. ``stall``: a worker sleeps at a stage of every pass; ``deadline_s``: of waits."""
     if device == "compile":
-        _compile(config, stall, lanes)
+        _compile(config, weights, stall, lanes)
         pytest.skip("compiled for the GPU; nothing was run")
     if stall and device == "cpu":
         pytest.skip("the CPU target has no injected stalls")
@@ -112,7 +112,7 @@ def poisoned(device: str) -> AbstractContextManager[object]:
 
 def set_deadline(target: Target, seconds: float) -> None:
     """How long a wait on the device may take, from the next launch on; the host is never less patient than before."""
-    target._launch.deadline_ns = int(seconds * 1e9)  # type: ignore[attr-defined]
+    target.launcher.launch.deadline_ns = int(seconds * 1e9)  # type: ignore[attr-defined]
     target.silent_s = max(target.silent_s, SILENT_DEADLINES * seconds)  # type: ignore[attr-defined]
 
 
@@ -158,12 +158,13 @@ def _last_logits(target: Target, vocab: int) -> Logits:
     """What the last token of the last run was chosen from, where it asked for logprobs. The CPU target does not keep
     that; but its passes give the same bits at any width."""
     logits = np.empty(vocab, np.float32)
-    target._context.download(target._launch.logits, logits)  # type: ignore[attr-defined]
+    launcher = target.launcher  # type: ignore[attr-defined]
+    launcher.context.download(launcher.launch.logits, logits)
     return logits
 
 
-def _compile(config: ModelConfig, stall: Stall | None, lanes: int) -> None:
+def _compile(config: ModelConfig, weights: Weights, stall: Stall | None, lanes: int) -> None:
     from monolane.target.cuda.jit import compile_kernel
 
-    plan = opening.cuda_plan(config, H200_PROCESSORS, lanes)
+    plan = opening.cuda_plan(config, H200_PROCESSORS, lanes, weights.format)
     compile_kernel(opening.generate(plan, H200_SHARED_LIMIT, stall=stall), "sm_90a")

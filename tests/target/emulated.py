@@ -20,7 +20,8 @@ from monolane.target.base import Request, Token
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.machine import vector_level
 from monolane.target.cuda.generate import generate
-from monolane.target.cuda.launch import Launch, Outcome, cleared_bytes, model_launch, set_request
+from monolane.target.cuda.launch import Launch, Outcome, set_request
+from monolane.target.cuda.launch_model import LaunchModel
 from monolane.target.cuda.opening import cuda_plan
 from poison import poison
 
@@ -52,11 +53,12 @@ def build_emulated(
     flags: tuple[str, ...] = (),
     traced: bool = False,
     shared_limit: int = SHARED_LIMIT,
+    apart: bool = False,
 ) -> Path:
     """The kernel's sources as a library for this CPU."""
     compiler = find_compiler()
     assert compiler is not None
-    source = generate(plan, shared_limit, emulated=True, traced=traced, stall=stall)
+    source = generate(plan, shared_limit, emulated=True, traced=traced, apart=apart, stall=stall)
     # -O1: half the time to compile, and it is compiled more than it is run.
     return build(source, compiler, vector_level(), headers, ("-Wno-unknown-pragmas", "-O1", *flags))
 
@@ -76,27 +78,29 @@ class EmulatedTarget:
         shared_limit: int = SHARED_LIMIT,
         lanes: int = 1,
     ) -> None:
-        plan = cuda_plan(config, workers, lanes)
+        plan = cuda_plan(config, workers, lanes, weights.format)
         tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), Silent())
         library = library or build_emulated(plan, stall, shared_limit=shared_limit)
         self._call = ctypes.CDLL(str(library)).monolane_emulate
         self._arena = HostArena()
-        self.launch = model_launch(tapes, context, self._arena, deadline_s)
-        self._plan, self._context, self._delays = plan, context, (delay_permille, seed)
+        model = LaunchModel.of(plan, tapes, tapes[0].table, context)
+        self.launch = model.place(self._arena, self._arena.allocate(model.handoff_bytes), deadline_s)
+        self._cleared, self._context, self._delays = model.cleared_bytes, context, (delay_permille, seed)
         self.vocab = config.vocab
 
     def run(self, request: Request) -> tuple[list[Token], Outcome]:
         """All tokens of a request, and how it ended."""
         return self._run(request, None)
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        logits = np.full((len(tokens), self.vocab), np.nan, np.float32)
-        _, outcome = self._run(Request(tokens, 0, 0, frozenset(), Sampling()), logits.ctypes.data)
+    def logits(self, tokens: Sequence[int], cached: int = 0) -> NDArray[np.float32]:
+        """Those after every token but the first ``cached``, whose keys and values are in the cache."""
+        logits = np.full((len(tokens) - cached, self.vocab), np.nan, np.float32)
+        _, outcome = self._run(Request(tokens, cached, 0, frozenset(), Sampling()), logits.ctypes.data)
         assert outcome.status == structs.Status.LENGTH_REACHED
         return logits
 
     def _run(self, request: Request, logits: int | None) -> tuple[list[Token], Outcome]:
-        ctypes.memset(self.launch.activation_words, 0, cleared_bytes(self._plan, self._context))
+        ctypes.memset(self.launch.activation_words, 0, self._cleared)
         entries, outcome, abort = (structs.Entry * self._context)(), Outcome(), ctypes.c_uint32(0)
         launch = Launch.from_buffer_copy(self.launch)
         set_request(launch, request, self.vocab, self._arena, logits)

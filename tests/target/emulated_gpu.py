@@ -16,6 +16,7 @@ from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.program.tape_store import load_lanes
 from monolane.progress import Silent
+from monolane.target.caches import resident_caches
 from monolane.target.cuda.opening import cuda_plan
 
 if TYPE_CHECKING:
@@ -45,7 +46,15 @@ class EmulatedContext(EmulatedMemory):
     def free(self, address: int) -> None:
         del self._memory[address]
 
-    def launch(self, kernel: Any, blocks: int, threads: int, shared_bytes: int, given: ctypes.Structure) -> None:
+    def launch(
+        self,
+        kernel: Any,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        given: ctypes.Structure,
+        cooperative: bool = True,
+    ) -> None:
         self.start(lambda: kernel(ctypes.byref(given), 0, ctypes.c_uint64(1)))  # no delays
 
 
@@ -54,13 +63,18 @@ def open_emulated_gpu(
 ) -> CudaTarget:
     """The CUDA target on threads. ``stall``: (worker, stage, seconds)."""
     pytest.importorskip("cuda.bindings", reason="the CUDA target's host side needs the cuda-bindings package")
+    from monolane.target.cuda.launch_model import LaunchModel
+    from monolane.target.cuda.launcher import Launcher
     from monolane.target.cuda.runtime import CudaTarget
 
-    plan = cuda_plan(config, WORKERS * lanes, lanes)
+    plan = cuda_plan(config, WORKERS * lanes, lanes, weights.format)
     tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), Silent())
     kernel = ctypes.CDLL(str(build_emulated(plan, stall))).monolane_emulate
 
     def traced() -> Any:
         raise NotImplementedError("nobody traces the emulation")
 
-    return CudaTarget(EmulatedContext(), kernel, tapes, context, traced, PATIENCE_S)  # type: ignore[arg-type]
+    model = LaunchModel.of(plan, tapes, tapes[0].table, context)
+    gpu: Any = EmulatedContext()
+    caches = resident_caches(sum(model.cache_bytes), gpu.free_memory())
+    return CudaTarget(Launcher(gpu, kernel, model, caches, PATIENCE_S), plan, traced)

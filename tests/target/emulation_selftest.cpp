@@ -159,6 +159,49 @@ void run_mma() {
     }
 }
 
+// --- the same with 8-bit integers, and half of k at a time ---
+
+struct IntegerProduct {
+  const int8_t *a, *b;  // A[16][32], B[8][32] (column after column)
+  const int32_t* c;     // C[16][8]
+  int32_t *result, *halves;
+};
+
+MONOLANE_KERNEL void integer_product(MONOLANE_PARAMETER IntegerProduct job) {
+  const int g = thread_index() / 4, t = thread_index() % 4;
+  const auto four = [](const int8_t* p) {
+    uint32_t word = 0;
+    for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(static_cast<uint8_t>(p[i])) << 8 * i;
+    return word;
+  };
+  int32_t c[4], halves[4];
+  for (int i = 0; i < 4; ++i) c[i] = halves[i] = job.c[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
+  const int8_t* a = job.a + g * 32 + 4 * t;
+  const int8_t* b = job.b + g * 32 + 4 * t;
+  mma(c, four(a), four(a + 8 * 32), four(a + 16), four(a + 8 * 32 + 16), four(b), four(b + 16));
+  mma(halves, four(a), four(a + 8 * 32), four(b));
+  mma(halves, four(a + 16), four(a + 8 * 32 + 16), four(b + 16));
+  for (int i = 0; i < 4; ++i) job.result[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i], job.halves[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = halves[i];
+}
+
+void run_integer_mma() {
+  std::mt19937 random(7);
+  std::uniform_int_distribution<int> any_byte(-128, 127);
+  int8_t a[16 * 32], b[8 * 32];
+  int32_t c[16 * 8], result[16 * 8], halves[16 * 8];
+  for (auto& x : a) x = static_cast<int8_t>(any_byte(random));
+  for (auto& x : b) x = static_cast<int8_t>(any_byte(random));
+  for (auto& x : c) x = any_byte(random) << 16;
+  emulate::launch(integer_product, IntegerProduct{a, b, c, result, halves}, 1, 32, 0);
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < 8; ++column) {
+      double sum = c[row * 8 + column];
+      for (int k = 0; k < 32; ++k) sum += a[row * 32 + k] * b[column * 32 + k];
+      expect("mma of integers", result[row * 8 + column], sum);
+      expect("mma of integers with 16 k", halves[row * 8 + column], sum);
+    }
+}
+
 // --- exchanges within a warp ---
 
 struct Nothing {};
@@ -167,6 +210,8 @@ MONOLANE_KERNEL void shuffles(MONOLANE_PARAMETER Nothing) {
   const int thread = thread_index(), lane = thread % 32, first = thread - lane;
   for (int mask = 0; mask < 32; ++mask) {
     expect("shuffle_xor", shuffle_xor(thread * 0.5f, mask), (first + (lane ^ mask)) * 0.5);
+    expect("shuffle_xor of 32 bits", shuffle_xor(static_cast<uint32_t>(thread), mask), first + (lane ^ mask));
+    expect("shuffle", shuffle(static_cast<uint32_t>(thread), mask), first + mask);
     const uint64_t wide = shuffle_xor(static_cast<uint64_t>(thread) << 40, mask);
     expect("shuffle_xor of 64 bits", static_cast<double>(wide >> 40), first + (lane ^ mask));
     const uint64_t up = shuffle_up(static_cast<uint64_t>(thread), mask);
@@ -303,6 +348,9 @@ MONOLANE_KERNEL void numbers(MONOLANE_PARAMETER Nothing) {
   expect("bf16_pair", bf16_pair(1.0f, -2.0f), 0xc0003f80u);
   expect("bf16_pair to even", bf16_pair(float_of(0x3f808000u), float_of(0x3f818000u)), 0x3f823f80u);
   expect("bf16_pair of no number", bf16_pair(NAN, -NAN), 0x7fff7fffu);
+  expect("half_to_float", half_to_float(0xffff3e00u), 1.5);
+  expect("half_to_float of a small one", half_to_float(0x8001u), -std::exp2(-24.0));
+  expect("half_to_float of infinity", half_to_float(0x7c00u) == INFINITY && std::isnan(half_to_float(0x7e00u)), true);
   expect("umul64hi", static_cast<double>(umul64hi(1ull << 63, 6)), 3);
   expect("round 2.5", static_cast<double>(round_to_integer(2.5f)), 2);
   expect("round -3.5", static_cast<double>(round_to_integer(-3.5f)), -4);
@@ -353,6 +401,7 @@ int main(int count, char** arguments) {
   if (name == "stream") return run_stream(kChunks, true, true), 0;
   if (name == "exchange") return run_exchange(), 0;
   if (name == "mma") return run_mma(), 0;
+  if (name == "integer_mma") return run_integer_mma(), 0;
   if (name == "shuffles") return emulate::launch(shuffles, {}, 2, 96, 0), 0;
   if (name == "subset") return emulate::launch(subset, {true}, kBlocks, kThreads, subset_bytes), 0;
   if (name == "grid") return run_grid(grid, false), 0;

@@ -111,7 +111,7 @@ def test_a_lane_that_stalls_is_named() -> None:
     model = laneformer("two lanes")
     stalled = WORKERS + 1  # the second worker of the second lane
     target = open_emulated_gpu(model.config, model.weights, 64, stall=(stalled, 4, 3), lanes=2)
-    target._launch.deadline_ns = 500_000_000
+    target.launcher.launch.deadline_ns = 500_000_000
     with pytest.raises(TargetError, match=r"of lane [01] waited too long"):
         list(target.run(Request(model.tokens[:4], 0, 4, frozenset(), Sampling())))
 

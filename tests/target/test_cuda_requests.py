@@ -18,6 +18,7 @@ from monolane.errors import TargetError
 from monolane.program.build import build_program
 from monolane.program.sample import Sampling
 from monolane.target.base import Finish, Request, Target
+from monolane.target.cuda.opening import cuda_plan
 from random_models import CASES, HALVED, RandomModel, random_model
 
 SMALL = CASES[3]  # the emulation must be quick
@@ -133,7 +134,7 @@ def test_a_stuck_worker_ends_as_an_error_that_says_where(device: str, stage: str
     at = stage_index(build_program(model.config), stage)
     stall = (worker, at, STALL_S)
     with opened(model.config, model.weights, 160, device=device, stall=stall, deadline_s=DEADLINE_S) as target:
-        plan = target._plan  # type: ignore[attr-defined]
+        plan = cuda_plan(model.config, target.lane_workers)  # type: ignore[attr-defined]
         for prompt in (20, 1, 20):  # prefill, decode, and again: nothing of the first is left behind
             with pytest.raises(TargetError) as failure:
                 run(target, asked(model, prompt, 2))
@@ -155,13 +156,13 @@ def test_a_kernel_that_shows_no_life_is_given_up(model: RandomModel, monkeypatch
     """As if its own watch had failed, too. Nothing waits for it, not even closing."""
     end = threading.Event()
     with opened(model.config, model.weights, 64, device="emulated") as target:
-        context = target._context  # type: ignore[attr-defined]
-        monkeypatch.setattr(context, "launch", lambda *_: context.start(end.wait))
+        context = target.launcher.context  # type: ignore[attr-defined]
+        monkeypatch.setattr(context, "launch", lambda *_, **__: context.start(end.wait))
         monkeypatch.setattr(target, "silent_s", 0.05)
         with pytest.raises(TargetError, match=r"no sign of life for 0\.05 s"):
             run(target, asked(model, max_tokens=2))
         assert context.running()
-        told_to_end = ctypes.c_uint32.from_address(target._abort).value  # type: ignore[attr-defined]
+        told_to_end = ctypes.c_uint32.from_address(target.launcher.launch.abort).value  # type: ignore[attr-defined]
         assert told_to_end == 1  # should it only have been slow
         with pytest.raises(TargetError, match="got stuck"):
             target.run(asked(model, max_tokens=2))

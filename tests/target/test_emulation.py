@@ -14,7 +14,10 @@ from monolane.target.cpu.compiler import find_compiler
 FOLDER = Path(__file__).parents[2] / "src/monolane/target"
 PTX, EMULATION = FOLDER / "cuda/csrc/ptx.cuh", FOLDER / "emulation/csrc/emulate.hpp"
 SOURCE = Path(__file__).with_name("emulation_selftest.cpp")
-KERNELS = ["stream", "exchange", "mma", "shuffles", "subset", "flag", "grid", "counters", "fences", "lanes", "numbers"]
+KERNELS = [
+    *("stream", "exchange", "mma", "integer_mma", "shuffles", "subset", "flag", "grid", "counters", "fences", "lanes"),
+    "numbers",
+]
 RUN_SECONDS = 60  # far above what any takes: the limit of a hang
 
 MISUSE = {

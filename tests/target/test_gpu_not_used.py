@@ -117,7 +117,7 @@ def test_a_card_of_the_table_is_used_and_all_but_one_are_untried(capability: tup
     )
     driver = pytest.importorskip("monolane.target.cuda.driver", reason="needs the CUDA packages")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "Context", lambda _: SimpleNamespace(free_memory=lambda: 0))
+        patch.setattr(driver, "Context", lambda card: SimpleNamespace(device=card, free_memory=lambda: 0))
         with pytest.raises(ResourceError, match="Card has"):
             opening.open_cuda(TINY, MadeUpWeights(TINY), 64, device, progress)
     assert [note.startswith("Untried on this GPU: Card") for note in progress.notes] == [True] * (capability != (9, 0))

@@ -161,5 +161,3 @@ def test_numbers_of_lanes_that_cannot_be() -> None:
             opened(model, lanes=lanes)
     with pytest.raises(UsageError, match="This model has 4 lanes, not 2"):
         opened(other, lanes=2)
-    with pytest.raises(UsageError, match="apart do not run on a GPU yet"):
-        open_target(model.config, model.weights, device="cuda", lanes=2, placement="apart")

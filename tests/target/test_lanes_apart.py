@@ -15,11 +15,10 @@ import pytest
 from laneformers import laneformer
 from monolane.errors import TargetError
 from monolane.program.sample import Sampling
-from monolane.target import open_target
+from monolane.target import lane_processes, open_target
 from monolane.target.base import Request
-from monolane.target.cpu import lane_processes
-from monolane.target.cpu.lane_processes import LaneProcesses
 from monolane.target.cpu.runtime import CpuTarget
+from monolane.target.lane_processes import LaneProcesses
 from random_models import CASES, RandomModel, random_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lanes apart share memory by descriptors of Linux")
@@ -151,7 +150,7 @@ def test_a_lane_that_does_not_start_is_named(tmp_path: Path, monkeypatch: pytest
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(lane_processes, "PYTHON", (str(broken),))
+    monkeypatch.setattr(lane_processes, "MAIN", (str(broken),))
     with pytest.raises(TargetError, match="The process of lane 1 ended with status 3"), apart():
         pass
 

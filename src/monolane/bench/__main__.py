@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from monolane.bench import output_path
-from monolane.bench.measure import contexts, lengths, load, run, shapes
+from monolane.bench.measure import contexts, delays, lengths, load, run, shapes
 from monolane.bench.peers import registry
 from monolane.bench.report import picture, record, show, tables
 from monolane.bench.trace import run as trace_run
@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     _add_run(commands.add_parser("run", help="what 'monolane bench' does"))
     _add_contexts(commands.add_parser("contexts", help="decode time behind longer contexts alone, of several shapes"))
+    _add_delays(commands.add_parser("delays", help="how long the lanes of a Laneformer wait for each other, by delay"))
     loading = commands.add_parser("load", help="time and memory of the first and the second start")
     loading.set_defaults(act=_load)
     _add_what(loading)
@@ -63,7 +64,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_what(parser)
     parser.add_argument("--workers", type=int, help="threads of a CPU")
     parser.add_argument("--lanes", type=int, help="tensor-parallel shares of the model")
-    parser.add_argument("--weights", help="q8 or q4: quantise 16-bit weights while loading")
+    parser.add_argument("--placement", default="together", help="of lanes: together or apart")
+    parser.add_argument(
+        "--weights", help="q8 or q4: quantise 16-bit weights while loading; of a shape also q4_k_m or a format"
+    )
     parser.add_argument("--context", default="", metavar="0,1k,8k,32k", help="tokens in the cache to decode behind")
     parser.add_argument("--tokens", type=int, help="tokens per answer")
     parser.add_argument("--rounds", type=int, default=5)
@@ -82,6 +86,29 @@ def _add_contexts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", default=usual, metavar=usual, help="tokens in the cache to decode behind")
     parser.add_argument("--tokens", type=int, help="tokens per answer")
     parser.add_argument("--rounds", type=int, default=5)
+
+
+def _add_delays(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(act=_delays)
+    lane_shapes = [name for name, shape in shapes.SHAPES.items() if shape.lanes]
+    parser.add_argument("--shape", default=lane_shapes[0], help=f"made-up weights: {', '.join(lane_shapes)}")
+    parser.add_argument("--delays", default="0,1,2,4", help="layers after which lanes add the outputs of the others")
+    parser.add_argument("--placement", default="apart", help="of lanes: together or apart")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens per answer")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=record.RESULTS, metavar="FOLDER", help="where results go")
+
+
+def _delays(arguments: argparse.Namespace) -> None:
+    options = delays.Options(
+        shape=arguments.shape,
+        delays=delays.parse(arguments.delays),
+        placement=arguments.placement,
+        tokens=arguments.tokens,
+        rounds=arguments.rounds,
+        out=arguments.out,
+    )
+    print(show.text([delays.run(options, Silent(), _say)]))
 
 
 def _contexts(arguments: argparse.Namespace) -> None:
@@ -112,6 +139,7 @@ def _run(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         workers=arguments.workers,
         lanes=arguments.lanes,
+        placement=arguments.placement,
         weights=arguments.weights,
         contexts=lengths.parse_lengths(arguments.context, "--context"),
         tokens=arguments.tokens,

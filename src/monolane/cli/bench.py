@@ -66,6 +66,7 @@ def bench(
     device: options.Device = "auto",
     workers: options.Workers = None,
     lanes: options.Lanes = None,
+    placement: options.Placement = "together",
     weights: options.Weights = None,
 ) -> None:
     """Measure a model on this machine: decode speed, first token, throughput, beside the ceiling and beside others."""
@@ -83,6 +84,7 @@ def bench(
         device=device,
         workers=workers,
         lanes=lanes,
+        placement=placement,
         weights=weights,
         contexts=lengths.parse_lengths(context, "--context"),
         tokens=tokens,

@@ -50,7 +50,7 @@ def inspect(
         progress.note(line)
     length = choose_context(config.context, context)
     if chosen:
-        plan = cuda.plan_for(config, chosen, choose_lanes(config, lanes))
+        plan = cuda.plan_for(config, chosen, choose_lanes(config, lanes), formats)
     else:
         plan = plan_for(config, workers, lanes=lanes, formats=formats)
     notes = Shard(config, plan.program.lanes).notes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,3 +61,13 @@ class SharedAllocator:
     def close_files(self) -> None:
         for memory in self._by_address.values():
             memory.close_file()
+
+
+def received(sizes: Mapping[str, int], files: Sequence[int]) -> dict[str, SharedMemory]:
+    """What another process has passed on: descriptors, in the order of the names and sizes. They are closed."""
+    pieces = {
+        name: SharedMemory(file, size) for (name, size), file in zip(sizes.items(), files[: len(sizes)], strict=True)
+    }
+    for piece in pieces.values():
+        piece.close_file()
+    return pieces

@@ -190,6 +190,15 @@ class QuantRows:
             self.blocks[rows, blocks],
         )
 
+    def widened(self, groups: int) -> QuantRows:
+        """The same rows with that many groups; those that are added are zero."""
+        if groups == self.groups:
+            return self
+        wide = QuantRows.zeros(self.format, len(self), groups)
+        for mine, theirs in zip(wide.arrays, self.arrays, strict=True):
+            mine[:, : theirs.shape[1]] = theirs
+        return wide
+
     def values(self, cols: int) -> Floats:
         """The weights in fp32, without padding columns."""
         codes = self._codes()

@@ -67,31 +67,6 @@ class Unquantised:
         raise AssertionError(f"{name!r} is no low-bit matrix")
 
 
-class Widened(Unquantised):
-    """Other weights with all matrices in bf16: what a target without low-bit kernels computes with."""
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-        self.widened = weights.widened
-
-    @property
-    def identity(self) -> str:
-        return self._weights.identity
-
-    @property
-    def converted(self) -> bool:
-        return self._weights.converted
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._weights.shape(name)
-
-    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
-        return self._weights.rows(name, start, stop)
-
-    def vector(self, name: str) -> NDArray[np.float32]:
-        return self._weights.vector(name)
-
-
 def matrix_values(weights: Weights, name: str, start: int, stop: int) -> NDArray[np.float32]:
     """Rows [start, stop) of a matrix in fp32, exactly as its format holds them."""
     if weights.format(name).is_low_bit:

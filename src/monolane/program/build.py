@@ -146,9 +146,10 @@ def _layer(shard: Shard, layer: int, formats: FormatOf) -> list[Stage]:
         return Norm(Vector(prefix + name, ((prefix + name, size),)), config.norm_eps)
 
     def qkv() -> Iterator[Stage]:
-        """One projection where q, k and v have the same format, else one for each run of equal formats."""
+        """One projection where q, k and v have the same format, else one for each run of equal formats. They are
+        divided in the same way in all layers, so that all layers have the same stages."""
         first_row = 0
-        for _, run in groupby([q, k, v], lambda part: formats(prefix + part[0])):
+        for _, run in groupby([q, k, v], lambda part: [formats(f"layers.{i}.{part[0]}") for i in range(config.layers)]):
             parts = list(run)
             rows = matrix("".join(part for part, _ in parts), parts, config.hidden)
             yield Project(

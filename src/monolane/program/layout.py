@@ -3,7 +3,8 @@
 A tile holds a few rows over all columns. Inside it the k-blocks follow each other, and inside a k-block the rows:
 [k-block][row][k]. A CPU reads one cache line (32 bf16) of each row in turn. A warp of a GPU loads a fragment at once:
 one k-block of a whole tile, or two of a half tile. Rows and columns are padded with zeros to whole tiles and fragments.
-That is bf16; the tiles of low-bit formats are those of ``tiles.py``, padded to whole groups of 32 columns.
+That is bf16; the tiles of low-bit formats are those of ``tiles.py``, padded to whole groups of 32 columns, or to whole
+super-blocks of 256.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.model.format import GROUP, Floats, QuantRows, groups_of
+from monolane.model.format import BLOCK, GROUP, Floats, QuantRows
 from monolane.model.weights import Bf16Bits, from_bf16
 from monolane.program import tiles
 from monolane.program.stage import Output, Project
@@ -27,6 +28,7 @@ class Layout:
     tile_rows: int
     k_block: int
     halves_residual: bool = False  # matrices that write the residual stream have tiles of half as many rows
+    whole_blocks: bool = False  # low-bit columns are padded to whole super-blocks
 
     def rows(self, stage: Project) -> int:
         """Rows of a tile."""
@@ -34,14 +36,17 @@ class Layout:
         return self.tile_rows // 2 if halved else self.tile_rows
 
     def fragment_cols(self, stage: Project) -> int:
-        """Columns of a fragment: twice as many where a tile has half the rows."""
+        """Columns of a fragment: twice as many where a tile has half the rows; of a low-bit matrix a super-block's."""
+        if stage.matrix.format.is_low_bit:
+            return BLOCK
         return self.k_block * self.tile_rows // self.rows(stage)
 
     def tiles(self, stage: Project) -> int:
         return -(-stage.matrix.rows // self.rows(stage))
 
     def padded_cols(self, stage: Project) -> int:
-        columns = GROUP if stage.matrix.format.is_low_bit else self.fragment_cols(stage)
+        in_groups = stage.matrix.format.is_low_bit and not self.whole_blocks
+        columns = GROUP if in_groups else self.fragment_cols(stage)
         return -(-stage.matrix.cols // columns) * columns
 
     def tile_bytes(self, stage: Project) -> int:
@@ -50,7 +55,7 @@ class Layout:
     def pack(self, rows: Bf16Bits | QuantRows, stage: Project) -> NDArray[np.uint8]:
         """Pack consecutive rows into whole tiles. Missing rows of the last tile, and missing columns, become zeros."""
         if isinstance(rows, QuantRows):
-            return tiles.pack(rows, self.rows(stage))
+            return tiles.pack(rows.widened(self.padded_cols(stage) // GROUP), self.rows(stage))
         tile_rows, padded = self.rows(stage), self.padded_cols(stage)
         count = -(-len(rows) // tile_rows)
         if len(rows) != count * tile_rows or rows.shape[1] != padded:
@@ -64,7 +69,7 @@ class Layout:
         """The weights of whole tiles in fp32, including padding rows, without padding columns."""
         matrix = stage.matrix
         if matrix.format.is_low_bit:
-            rows = tiles.unpack(tape, matrix.format, groups_of(matrix.cols), self.rows(stage))
+            rows = tiles.unpack(tape, matrix.format, self.padded_cols(stage) // GROUP, self.rows(stage))
             return rows.values(matrix.cols)
         return from_bf16(self.unpack(tape, stage))
 

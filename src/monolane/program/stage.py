@@ -289,10 +289,15 @@ class Program:
     def head(self) -> Project:
         return self.projections[-1]
 
+    @cached_property
+    def begun(self) -> tuple[Stage, ...]:
+        """The stages without those that continue another one: there is a hand-off after each but the last."""
+        return tuple(stage for stage in self.stages if not continues(stage))
+
     @property
     def handoffs(self) -> int:
         """Hand-offs in one pass: one after every stage but the last, and none within a stage of several formats."""
-        return sum(not continues(stage) for stage in self.stages) - 1
+        return len(self.begun) - 1
 
     def vectors(self) -> tuple[Vector, ...]:
         """Every constant vector, in order of first use."""

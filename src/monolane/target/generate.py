@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from monolane.model.format import BLOCK_16, BLOCK_MIN, SCALE, SCALE_MIN, SCALE_ZERO
 from monolane.program import sample
 from monolane.program.layout import Layout
 from monolane.program.stage import Attend, Combine, Embed, Merge, Norm, Output, Program, Project, Sample, Stage
@@ -15,6 +16,13 @@ from monolane.target.cpp import braces, integer_constants
 # columns, is a fragment of a GPU: one 16-byte load per thread of a warp, and the B operand of two MMA instructions.
 LAYOUT = Layout("rows8", tile_rows=8, k_block=32)
 
+SCALINGS = {
+    SCALE: "kScale",
+    SCALE_MIN: "kScaleMin",
+    SCALE_ZERO: "kScaleZero",
+    BLOCK_MIN: "kBlockMin",
+    BLOCK_16: "kBlock16",
+}
 OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
 
 

@@ -27,15 +27,17 @@ from monolane.target.base import Target
 from monolane.target.caches import resident_caches
 from monolane.target.cpu import machine
 from monolane.target.cpu.compiler import build, find_compiler
+from monolane.target.cpu.follower import lane_setups
 from monolane.target.cpu.generate import generate
-from monolane.target.cpu.lane_processes import LaneProcesses
 from monolane.target.cpu.memory import allocate
 from monolane.target.cpu.native import Library, Place
 from monolane.target.cpu.runtime import CacheShape, CpuTarget
-from monolane.target.cuda.opening import find_gpu, open_cuda, required_gpu, unused_gpu
+from monolane.target.cuda.opening import find_gpu, open_cuda, open_cuda_apart, required_gpu, unused_gpu
 from monolane.target.generate import LAYOUT
 from monolane.target.interpreter import InterpreterTarget
+from monolane.target.lane_processes import LaneProcesses
 from monolane.target.structs import Entry
+from monolane.target.widened import note_widened
 
 if TYPE_CHECKING:
     from monolane.target.cuda.driver import Device
@@ -104,8 +106,9 @@ def open_target(
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     context = choose_context(config.context, context)
     count = choose_lanes(config, lanes)
-    device = device_for(count, placement, device, progress)
     gpu = _choose_gpu(device, workers, progress)
+    if gpu is not None and placement == "apart" and count > 1:
+        return open_cuda_apart(config, weights, context, gpu, progress, count)
     if gpu is not None:
         return open_cuda(config, weights, context, gpu, progress, count)
     require_processors(workers)
@@ -143,19 +146,6 @@ def open_target(
     return CpuTarget(library, tapes, context, Place(threads, pinned), name, caches=caches)
 
 
-def note_widened(program: Program, weights: Weights, progress: Progress) -> None:
-    """Tell the user which low-bit matrices are not used as they are stored."""
-    if weights.widened:
-        progress.note(f"No low-bit format holds {', '.join(weights.widened)}: such matrices are widened to bf16.")
-    matrices = [stage.matrix for stage in program.projections if not stage.matrix.format.is_low_bit]
-    names = [name for matrix in matrices for name, _ in matrix.parts if not (program.lanes > 1 and name == "head")]
-    if count := sum(weights.format(name).is_low_bit for name in names):
-        progress.note(
-            f"{count} low-bit matrices are widened to bf16: lanes cut their groups of columns, or gate and up are "
-            "stored in different formats."
-        )
-
-
 def _open_apart(
     library: Library,
     plan: Plan,
@@ -175,21 +165,10 @@ def _open_apart(
         Place(workers, processors and processors[lane * workers : (lane + 1) * workers], lane, shared.address)
         for lane in range(plan.program.lanes)
     ]
-    others = LaneProcesses()
-    others.open(library, tapes, memory, shared, places, context, caches)
+    others = LaneProcesses(lane_setups(library, tapes, memory, shared, places, context, caches))
+    others.ready()
     memory.close_files()
     return CpuTarget(library, tapes[:1], context, places[0], name, caches=caches, others=others, shared=shared)
-
-
-def device_for(lanes: int, placement: str, device: str, progress: Progress) -> str:
-    """The device for that many lanes: no GPU for lanes apart, which it cannot run yet."""
-    if lanes == 1 or placement == "together":
-        return device
-    if device == "cuda":
-        raise UsageError("Lanes apart do not run on a GPU yet.", "Use --placement together, or --device cpu.")
-    if device == "auto" and find_gpu() is not None:
-        progress.note("Lanes apart do not run on a GPU yet: running on the CPU.")
-    return "cpu" if device == "auto" else device
 
 
 def _choose_gpu(device: str, workers: int | None, progress: Progress) -> Device | None:

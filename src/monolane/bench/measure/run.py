@@ -24,7 +24,6 @@ from monolane.bench.trace import run as trace_run
 from monolane.errors import MonolaneError, UsageError
 from monolane.model.load import Model
 from monolane.model.quantise import QuantisedWeights
-from monolane.model.weights import Widened
 from monolane.progress import Progress
 
 MOST_ROUNDS, MOST_TOKENS = 1000, 1 << 20
@@ -42,6 +41,7 @@ class Options:
     device: str = "auto"
     workers: int | None = None
     lanes: int | None = None
+    placement: str = "together"
     weights: str | None = None  # "q8" or "q4": quantised while they are loaded
     contexts: tuple[int, ...] = ()
     tokens: int | None = None  # None: the default of the device
@@ -75,6 +75,7 @@ class Options:
         words += ["--device", self.device] if self.device != "auto" else []
         words += ["--workers", str(self.workers)] if self.workers else []
         words += ["--lanes", str(self.lanes)] if self.lanes else []
+        words += ["--placement", self.placement] if self.placement != "together" else []
         words += ["--weights", self.weights] if self.weights else []
         words += ["--context", ",".join(map(lengths.spelled, self.contexts))] if self.contexts else []
         words += ["--tokens", str(self.tokens)] if self.tokens else []
@@ -168,8 +169,7 @@ def _judged(subject: Subject, say: Say) -> dict[str, Any]:
     model = subject.model
     prompt = subject.prompt(accuracy.PROMPT_TOKENS)
     say("accuracy: compared with an fp32 computation from the same weights")
-    weights = Widened(model.weights) if subject.kind == "cuda" else model.weights
-    verdict = accuracy.require(accuracy.judge(model.config, weights, subject.target, prompt))
+    verdict = accuracy.require(accuracy.judge(model.config, model.weights, subject.target, prompt))
     say(f"accuracy: {verdict}")
     if not isinstance(model.weights, QuantisedWeights):
         return verdict.to_dict()
@@ -190,6 +190,7 @@ def _opened(
         device=options.device,
         workers=options.workers,
         lanes=options.lanes,
+        placement=options.placement,
         context=context,
         progress=progress,
     )

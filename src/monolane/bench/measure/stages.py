@@ -43,7 +43,7 @@ def _predicted(subject: Subject, lanes: int) -> dict[str, float] | None:
     from monolane.target.cuda.shared_memory import shared_memory
 
     device = required_gpu()
-    plan = cuda_plan(subject.model.config, device.processors, lanes)
+    plan = cuda_plan(subject.model.config, device.processors, lanes, subject.model.weights.format)
     added: dict[str, float] = {}
     slots = shared_memory(plan, device.shared_limit).slots
     for stage, us in zip(plan.program.stages, predicted_us(plan, slots), strict=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monolane.bench.measure import checkpoint, shapes
+from monolane.bench.measure import checkpoint, mixtures, shapes
 from monolane.errors import UsageError
 from monolane.target.base import Target
 
@@ -42,8 +42,8 @@ class Subject:
 
     @property
     def dtype(self) -> str:
-        """The format of the weights that are streamed. A GPU widens all to bf16."""
-        return "bf16" if self.kind == "cuda" else self.model.dtype
+        """The format of the weights that are streamed."""
+        return self.model.dtype
 
     def prompt(self, tokens: int, number: int = 0) -> list[int]:
         """A prompt of this many tokens. Prompts of different numbers differ from their first token on."""
@@ -59,11 +59,12 @@ def find_model(
     model: str | None, shape: str | None, progress: Progress, quantise: str | None = None
 ) -> tuple[str, Model]:
     """Load a model given by name, folder or file, or make one of a shape; returns its name for results, and it.
-    ``quantise``: its weights as "q8" or "q4"."""
+    ``quantise``: its weights as "q8" or "q4"; of a shape also a mixture, such as q4_k_m."""
     if (model is None) == (shape is None):
         raise UsageError("What is to be measured is not clear.", "Give either a model or --shape NAME.")
     if shape is not None:
-        return shape, _quantised(_made_up(shape), quantise)
+        mixture = quantise if quantise in mixtures.MIXTURES else None
+        return shape, _made_up(shape, mixture) if mixture else _quantised(_made_up(shape), quantise)
     from monolane.model.fetch import resolve
     from monolane.model.load import load_model
 
@@ -77,8 +78,9 @@ def _quantised(model: Model, kind: str | None) -> Model:
     return model if kind is None else replace(model, weights=quantised(model.weights, kind), dtype=kind)
 
 
-def _made_up(shape: str) -> Model:
-    """A model with made-up weights, and with a tokenizer that has the 256 bytes and made-up words."""
+def _made_up(shape: str, mixture: str | None = None) -> Model:
+    """A model with made-up weights, in bf16 or in a mixture of low-bit formats, and with a tokenizer that has the 256
+    bytes and made-up words."""
     import tokenizers
 
     from monolane.model.load import Model
@@ -86,5 +88,6 @@ def _made_up(shape: str) -> Model:
 
     config = shapes.named(shape)
     backend = tokenizers.Tokenizer.from_str(json.dumps(checkpoint.tokenizer(config.vocab)))
-    weights = shapes.MadeUpWeights(config)
-    return Model(shape, Path(shape), config, weights, Tokenizer(backend, {}), None, frozenset())
+    weights = mixtures.MadeUpMixture(config, mixture) if mixture else shapes.MadeUpWeights(config)
+    made = Model(shape, Path(shape), config, weights, Tokenizer(backend, {}), None, frozenset())
+    return replace(made, dtype=mixture) if mixture else made

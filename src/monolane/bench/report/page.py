@@ -199,6 +199,22 @@ def _stages(found: list[Result]) -> str:
     return grid(("model", "device", "stage", "times", "µs of a token", "share"), rows)
 
 
+def _delays(found: list[Result]) -> str:
+    rows = [
+        (
+            _model(result),
+            _device(result),
+            str(point["delay"]),
+            *(f"{point[what]:,.1f}" for what in ("us_per_token", "exposed_us", "exposed_in_layers_us")),
+            f"{point['exposed_us'] / point['us_per_token']:.1%}",
+        )
+        for result in found
+        for point in result["points"]
+    ]
+    columns = ("model", "device", "delay, layers", "µs/token", "exposed exchange, µs", "in layers, µs", "of the token")
+    return grid(columns, rows)
+
+
 def _load(found: list[Result]) -> str:
     rows = [
         (
@@ -311,6 +327,7 @@ SECTIONS: list[tuple[str, str, Callable[[list[Result]], str]]] = [
     ("Decode", "decode", _decode),
     ("Context", "context", _context),
     ("Stages", "stages", _stages),
+    ("Lanes that wait for each other", "delays", _delays),
     ("Load", "load", _load),
     ("Ceiling", "ceiling", _ceiling),
     ("An agent's work", "workflow", _workflow),

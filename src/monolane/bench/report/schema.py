@@ -90,6 +90,20 @@ KINDS: dict[str, Schema] = {
         "host": {"launch_us": NUMBER, "launch_to_end_us": (*NUMBER, NONE), "round_trip_us": (*NUMBER, NONE)},
         "streaming": str,
     },
+    "delays": {
+        "device": str,
+        "placement": str,
+        "lanes": int,
+        "points": [
+            {
+                "delay": int,
+                "us_per_token": NUMBER,
+                "exposed_us": NUMBER,
+                "exposed_in_layers_us": NUMBER,
+                "exposed_of_slowest_us": NUMBER,
+            }
+        ],
+    },
     "serve speed": {"clients": {"*": {"client": NUMBER, "engine": NUMBER, "cost_percent": NUMBER}}},
     "serve conversation": {
         "device": str,

@@ -10,7 +10,14 @@ Result = dict[str, Any]
 
 def text(results: Sequence[Result]) -> str:
     """A paragraph for each result, with an empty line between two."""
-    writers = {"decode": _decode, "context": _context, "stages": _stages, "workflow": _workflow, "server": _server}
+    writers = {
+        "decode": _decode,
+        "context": _context,
+        "stages": _stages,
+        "workflow": _workflow,
+        "server": _server,
+        "delays": _delays,
+    }
     return "\n\n".join("\n".join(writers[result["benchmark"]](result)) for result in results)
 
 
@@ -45,6 +52,14 @@ def _decode(result: Result) -> Iterator[str]:
         yield from _beside(result)
     for name, reason in result["peers_skipped"].items():
         yield _line(name, f"skipped: {reason}")
+
+
+def _delays(result: Result) -> Iterator[str]:
+    yield f"{result['model']} {result['dtype']}, {result['device']}, weights made up"
+    yield f"  {'delay':>5}{'µs/token':>12}{'exposed exchange, µs':>23}{'of the token':>15}{'in layers, µs':>16}"
+    for point in result["points"]:
+        us, exposed, in_layers = (point[name] for name in ("us_per_token", "exposed_us", "exposed_in_layers_us"))
+        yield f"  {point['delay']:5}{us:12,.1f}{exposed:23,.1f}{exposed / us:15.1%}{in_layers:16,.1f}"
 
 
 def _beside(result: Result) -> Iterator[str]:

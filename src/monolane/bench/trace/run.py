@@ -103,7 +103,7 @@ def of_target(name: str, target: Stamping, prompt: list[int], tokens: int) -> Tr
     passes = tokens + 1
     request = Request(prompt, 0, TRACED_FROM + passes + 2, frozenset(), Sampling())
     stamps = target.trace(request, TRACED_FROM, passes)
-    return Trace(f"{name}, {target.name}", target.program.stages, stamps, us, target.bytes_per_token)
+    return Trace(f"{name}, {target.name}", target.program.begun, stamps, us, target.bytes_per_token)
 
 
 def _answer(target: Target, prompt: list[int]) -> list[Token]:

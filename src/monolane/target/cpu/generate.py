@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from monolane.model.format import BLOCK, BLOCK_16, BLOCK_MIN, SCALE, SCALE_MIN, SCALE_ZERO, Format
+from monolane.model.format import BLOCK, Format
 from monolane.program.stage import Combine, Joining, Program, Project, Stage, continues
 from monolane.target import structs
 from monolane.target.cpp import braces
 from monolane.target.cpu import native
-from monolane.target.generate import LAYOUT, constants, literal, shape_constants, tables
+from monolane.target.generate import LAYOUT, SCALINGS, constants, literal, shape_constants, tables
 
 
 def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str:
@@ -46,13 +46,6 @@ def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str
     return "\n".join(lines) + "\n"
 
 
-SCALINGS = {
-    SCALE: "kScale",
-    SCALE_MIN: "kScaleMin",
-    SCALE_ZERO: "kScaleZero",
-    BLOCK_MIN: "kBlockMin",
-    BLOCK_16: "kBlock16",
-}
 TABLE_ZERO = 128  # added to the values of a table, so that codes are unsigned
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from monolane.target import structs
 from monolane.target.base import Finish, Request, Token
 from monolane.target.cpu import native
 from monolane.target.cpu.memory import allocate
+from monolane.target.lane_processes import LaneProcesses
 
 # A worker without a beat for this long is stuck. On Linux a worker that only lacks processor time is told apart
 # (csrc/pulse.hpp); elsewhere it cannot be, so the deadline is longer.
@@ -27,22 +27,6 @@ DEADLINE_S = 0.5 if sys.platform == "linux" else 10.0
 NAMED_S = 0.3  # that the engine's watchdog waits longer: the error of the workers comes first, and names the stuck one
 POLL_MS = 100  # the longest call that waits for tokens, so that Ctrl-C takes effect
 _abandoned: list[object] = []  # memory that is never freed, because a stuck worker may still use it
-
-
-class OtherLanes(Protocol):
-    """Lanes that run in other processes, and follow the one of this process."""
-
-    def start(self, request: Request, all_logits: bool) -> None:
-        """Make them run a request; return when all of them have begun."""
-
-    def copy(self, source: int, destination: int, tokens: int) -> None:
-        """As ``Target.copy``."""
-
-    def problem(self, lane: int) -> str | None:
-        """What has become of the process of a lane; None where it is alive."""
-
-    def close(self) -> None:
-        """End the processes."""
 
 
 class CpuTarget:
@@ -58,7 +42,7 @@ class CpuTarget:
         description: str,
         deadline_s: float = DEADLINE_S,
         caches: int = 1,
-        others: OtherLanes | None = None,
+        others: LaneProcesses | None = None,
         shared: object = None,
     ) -> None:
         self.name = description
@@ -124,7 +108,7 @@ class CpuTarget:
             _abandoned.extend([self._setup, self._caches])
 
     @property
-    def others(self) -> OtherLanes | None:
+    def others(self) -> LaneProcesses | None:
         return self._others
 
     def cache(self, index: int) -> native.Cache:

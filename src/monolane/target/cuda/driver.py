@@ -37,6 +37,7 @@ class Device:
     shared_limit: int  # bytes of shared memory that a thread block may have
     memory: int
     capability: tuple[int, int]
+    number: int = 0
 
     @property
     def architecture(self) -> str:
@@ -44,15 +45,18 @@ class Device:
         return ARCHITECTURES[self.capability]
 
 
-def find_device() -> Device | None:
-    """The first GPU; None where there is none or no driver."""
+def find_devices() -> list[Device]:
+    """All GPUs; none where there is no driver."""
     try:
         call(driver.cuInit(0))
-        if call(driver.cuDeviceGetCount()) == 0:
-            return None
+        count = int(call(driver.cuDeviceGetCount()))
     except (TargetError, RuntimeError):  # no driver library, no device
-        return None
-    handle = call(driver.cuDeviceGet(0))
+        return []
+    return [_device(number) for number in range(count)]
+
+
+def _device(number: int) -> Device:
+    handle = call(driver.cuDeviceGet(number))
     attribute = driver.CUdevice_attribute
 
     def ask(which: Any) -> int:
@@ -68,7 +72,19 @@ def find_device() -> Device | None:
             ask(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
             ask(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         ),
+        number=number,
     )
+
+
+def has_mps(device: Device) -> bool:
+    """Whether this process shares the GPU with others through MPS, so that their kernels run at the same time."""
+    which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+    return bool(call(driver.cuDeviceGetAttribute(which, device.handle)))
+
+
+def reaches(device: Device, other: Device) -> bool:
+    """Whether the threads of a GPU can use the memory of another one."""
+    return bool(call(driver.cuDeviceCanAccessPeer(device.handle, other.handle)))
 
 
 @dataclass(frozen=True)
@@ -90,6 +106,7 @@ class Context:
         self._stream = call(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._memory: list[int] = []
         self._host: list[int] = []
+        self._mapped: list[tuple[int, int]] = []
 
     def enter(self) -> None:
         """Make the context current in this thread."""
@@ -103,6 +120,18 @@ class Context:
         address = int(call(driver.cuMemAlloc(max(size, 16))))
         self._memory.append(address)
         return address
+
+    def map(self, allocation: Any, size: int) -> int:
+        """Map an allocation of the driver's virtual memory, of this process or of another one, for this GPU."""
+        address = call(driver.cuMemAddressReserve(size, 0, 0, 0))
+        call(driver.cuMemMap(address, size, 0, allocation, 0))
+        self._mapped.append((int(address), size))
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = self.device.number
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        call(driver.cuMemSetAccess(address, size, [access], 1))
+        return int(address)
 
     def upload(self, data: NDArray[np.generic]) -> int:
         data = np.ascontiguousarray(data)
@@ -158,9 +187,17 @@ class Context:
         place, size = call(driver.cuModuleGetGlobal(module, b"monolane_launch"))
         return Kernel(function, int(place), int(size))
 
-    def launch(self, kernel: Kernel, blocks: int, threads: int, shared_bytes: int, given: ctypes.Structure) -> None:
-        """Launch cooperatively: all thread blocks are resident at once, because they wait for each other. ``given`` is
-        the Launch struct, which is copied to constant memory first."""
+    def launch(
+        self,
+        kernel: Kernel,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        given: ctypes.Structure,
+        cooperative: bool = True,
+    ) -> None:
+        """Launch the kernel. ``cooperative``: all thread blocks are resident at once, because they wait for each other.
+        ``given`` is the Launch struct, which is copied to constant memory first."""
         if ctypes.sizeof(given) != kernel.size:
             raise TargetError(f"The kernel expects {kernel.size} bytes to start, not {ctypes.sizeof(given)}.")
         call(driver.cuMemcpyHtoDAsync(kernel.place, ctypes.addressof(given), kernel.size, self._stream))
@@ -170,10 +207,10 @@ class Context:
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, self._stream
-        cooperative = driver.CUlaunchAttribute()
-        cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        cooperative.value.cooperative = 1
-        config.attrs, config.numAttrs = [cooperative], 1
+        resident = driver.CUlaunchAttribute()
+        resident.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        resident.value.cooperative = int(cooperative)
+        config.attrs, config.numAttrs = [resident], 1
         call(driver.cuLaunchKernelEx(config, kernel.function, ctypes.addressof(pointers), 0))
 
     def running(self) -> bool:
@@ -188,7 +225,10 @@ class Context:
         self.enter()
         for address in self._memory:
             driver.cuMemFree(address)
+        for address, size in self._mapped:
+            driver.cuMemUnmap(address, size)
+            driver.cuMemAddressFree(address, size)
         for address in self._host:
             driver.cuMemFreeHost(address)
-        self._memory, self._host = [], []
+        self._memory, self._host, self._mapped = [], [], []
         driver.cuDevicePrimaryCtxRelease(self.device.handle)

@@ -72,7 +72,7 @@ def definitions(program: Program) -> list[str]:
 
 def _first_stages(program: Program, projections: list[list[Project]]) -> list[str]:
     """The stage of each exchanging projection in the first layer."""
-    return [str(program.stages.index(stages[0])) for stages in projections] or ["0"]
+    return [str(program.begun.index(stages[0])) for stages in projections] or ["0"]
 
 
 def _table(stages: list[Project]) -> str:
@@ -98,13 +98,13 @@ def _combined_type(
     fields = {
         "int kCols": program.hidden,
         "int kFragmentCols": 32,
-        "int kFragments": -(-program.hidden // 32),
         "int kNorm": offsets[norm.weight.name] if norm else -1,
         "float kEps": literal(norm.eps if norm else 0.0),
         "int kReads": buffers[combine.reads] if combine else 0,
     }
     return [
         "struct LaneStream {  // the residual stream of a lane, as the stage that combines streams reads it",
+        "  using Format = Bf16;",
         *(f"  static constexpr {name} = {value};" for name, value in fields.items()),
         "};",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monolane.program.plan import Plan
 from monolane.target import structs
 from monolane.target.cpp import braces
-from monolane.target.cuda import exchange, launch
+from monolane.target.cuda import exchange, formats, launch
 from monolane.target.cuda.constants import PAGE_TOKENS, structure_constants
 from monolane.target.cuda.projections import projection_types
 from monolane.target.cuda.shared_memory import max_own_tokens, owned_rows, residual_projection, shared_memory
@@ -17,7 +17,7 @@ _EMULATED_ENTRY = (
     "  monolane::emulate::seed = seed;",
     "  using namespace monolane;",
     "  monolane_launch = *launch;",
-    "  emulate::launch(monolane_kernel, 0, kWorkers, kThreads, kSharedLimit);",
+    "  emulate::launch(monolane_kernel, 0, kWorkersHere, kThreads, kSharedLimit);",
     "}",
 )
 
@@ -27,11 +27,14 @@ def generate(
     shared_limit: int,
     emulated: bool = False,
     traced: bool = False,
+    apart: bool = False,
     stall: tuple[int, int, int] | None = None,
 ) -> str:
     """CUDA C++ for one plan. ``emulated``: for fibers on a CPU. ``traced``: with time stamps at every stage.
-    ``stall`` = (worker, stage, seconds) makes a worker sleep at a stage, to test deadlines."""
+    ``apart``: for launches of one lane each. ``stall`` = (worker, stage, seconds) makes a worker sleep at a stage, to
+    test deadlines."""
     program = plan.program
+    lanes_here = 1 if apart else program.lanes
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
     integers = (
         shape_constants(program, plan.layout)
@@ -39,8 +42,10 @@ def generate(
         | shared_memory(plan, shared_limit).constants()
         | {
             "kLanes": program.lanes,
+            "kLanesHere": lanes_here,
             "kLaneWorkers": plan.workers,
             "kWorkers": program.lanes * plan.workers,
+            "kWorkersHere": lanes_here * plan.workers,
             "kMaxOwnedRows": owned_rows(plan),
             "kMaxOwnTokens": max_own_tokens(plan),
             "kResidualProjection": residual_projection(program),
@@ -64,6 +69,7 @@ def generate(
         *launch.definitions(),
         *launch.lane_buffers(plan),
         *constants(program, integers),
+        *formats.definitions(program),
         *sampling_tables("MONOLANE_TABLE"),
         f"constexpr int kBufferStrides[] = {braces(map(str, strides))};",
         f"constexpr int kWordOffsets[] = {braces(map(str, words[:-1]))};",

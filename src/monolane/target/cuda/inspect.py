@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from monolane.errors import UsageError
 from monolane.model.config import ModelConfig
+from monolane.model.format import FormatOf, all_bf16
 from monolane.program.plan import Plan
 from monolane.target.cuda import packages
 from monolane.target.cuda.cards import CARDS, Card, card_named
@@ -38,9 +39,9 @@ def choose_card(device: str, workers: int | None, named: str | None = None) -> C
     return Card(gpu.name, gpu.processors, gpu.shared_limit, gpu.architecture)
 
 
-def plan_for(config: ModelConfig, card: Card, lanes: int | None = None) -> Plan:
-    """``lanes``: None for one, or a Laneformer's own."""
-    return cuda_plan(config, card.workers, lanes or (config.lanes.count if config.lanes else 1))
+def plan_for(config: ModelConfig, card: Card, lanes: int | None = None, formats: FormatOf = all_bf16) -> Plan:
+    """``lanes``: None for one, or a Laneformer's own. ``formats``: those of the model's matrices."""
+    return cuda_plan(config, card.workers, lanes or (config.lanes.count if config.lanes else 1), formats)
 
 
 def report(plan: Plan, context: int, card: Card) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from ctypes import Structure, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 from typing import Protocol
@@ -11,10 +11,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from monolane.model.format import BLOCK
 from monolane.program.plan import Plan
 from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, Sampling
 from monolane.program.stage import PASS_ROWS, Program
-from monolane.program.tape import Tape, constant_offsets
+from monolane.program.tape import constant_offsets
 from monolane.target import cpp, structs
 from monolane.target.base import Request
 from monolane.target.cpp import braces
@@ -28,6 +29,7 @@ from monolane.target.cuda.constants import (
     LINE_BYTES,
     PAGE_TOKENS,
 )
+from monolane.target.cuda.formats import any_low_bit
 
 ALIGNMENT = 256  # bytes, of every buffer
 
@@ -65,18 +67,23 @@ class Outcome(Structure):
     layer: int
     waited_for: int
     steps: int
+    step: int
     start_ns: int
     _fields_ = [
         ("made", c_uint32),  # tokens generated so far
         ("status", c_uint32),
-        ("worker", c_uint32),  # this and the next three describe a wait that took too long
+        ("worker", c_uint32),  # this, the next three and ``step`` describe a wait that took too long
         ("stage", c_uint32),
         ("layer", c_uint32),
         ("waited_for", c_uint32),
         ("steps", c_uint32),  # stages begun, updated now and then, for watchdogs
-        ("unused", c_uint32),
+        ("step", c_uint32),  # stages that the worker had begun
         ("start_ns", c_int64),  # when the kernel started, on the clock of the device
     ]
+
+    def report(self) -> dict[str, int]:
+        """Which worker waited too long, where, and for what."""
+        return {name: int(getattr(self, name)) for name in ("worker", "stage", "layer", "waited_for", "step")}
 
 
 class TokenUse(Structure):
@@ -96,10 +103,10 @@ class TopList(Structure):
 
 # Buffers by name, with the C++ type of their elements. Those of _lane_elements() hold one lane after the other.
 _MODEL = {
-    "tapes": "const uint8_t* const",  # [worker]
+    "tapes": "const uint8_t* const",  # [worker of the launch]
     "segments": "const Segment",  # [worker of a lane][projection]
     "head_tiles": "const uint8_t* const",  # the address of each tile of a tied head; null where there is a table
-    "table": "const uint16_t",  # the embedding, where the head is not tied to it
+    "table": "const uint8_t",  # the embedding, where the head is not tied to it
     "constants": "const float",  # [lane]: norm weights and biases
     "rope_table": "const float",  # [position][head_dim / 2][cosine, sine]
     "keys": "uint16_t",  # [lane][layer][KV head][page], see csrc/cache.cuh
@@ -107,21 +114,27 @@ _MODEL = {
 }
 # Tagged words: the upper half of a word is a value, the lower half its tag. They are contiguous, and the kernel clears
 # them when tags run out.
-_TAGGED = {
+TAGGED = {
     "activation_words": "uint32_t",  # activations of a decode pass, bf16
     "qkv_words": "uint64_t",  # queries, keys and values of a decode pass, fp32
     "partial_outputs": "uint32_t",  # [row of the pass][split][query dimension]: attention's output of a split, bf16
     "split_lses": "uint64_t",  # [row of the pass][split][query head], each in an L2 line of its own: its LSE, fp32
     "mailbox": "uint64_t",  # what other lanes send, fp32, see csrc/exchange.cuh
-    "published": "uint64_t",  # [worker][Published][2]
+    "published": "uint64_t",  # [worker of the launch][Published][2]
+    "lane_published": "uint64_t",  # [lane][Published][2], where lanes are apart
     "top_lists": "TopList",  # [worker]
     "logprob_sums": "uint64_t",  # [worker][2]: the sum of its weights; then the chosen token's fixed-point logit
 }
-CLEARED = _TAGGED | {  # contiguous buffers that are zeroed before a launch
+CLEARED = TAGGED | {  # contiguous buffers that are zeroed before a launch
     "grid_arrivals": "uint32_t",  # the counter of the grid barrier
     "lane_arrivals": "uint32_t",  # [lane]: the counter of its barrier, in an L2 line of its own
     "histograms": "uint64_t",  # [HISTOGRAMS][weights, counts][BUCKETS]
+    "bucket_words": "uint64_t",  # [2][lane][BUCKETS][4]: tagged words of histograms, where lanes are apart
     "failed": "uint32_t",  # not 0: a worker is stuck, and all workers leave
+}
+# The memory of hand-offs. Where lanes are apart, all lanes store to it, and each has it in the same order.
+HANDOFFS = CLEARED | {
+    "meetings": "uint64_t",  # [lane], each in an L2 line of its own: see meet_lanes() of csrc/handoff.cuh
 }
 _SCRATCH = {
     "prefill_activations": "uint16_t",  # activations of a prefill pass, bf16, without tags
@@ -132,13 +145,16 @@ _SCRATCH = {
     "distances": "uint32_t",  # [token], where shared memory has no room for them
     "token_use": "TokenUse",  # [token], each read and written only by the worker that owns the token
 }
-_HOST = {  # in pinned host memory, except the trace
+_HOST = {  # in pinned host memory, except the last two
     "entries": "Entry",
     "outcome": "Outcome",
     "abort": "const uint32_t",
-    "trace": "int64_t",  # time stamps of a traced kernel, in ns: [pass][worker][stage][began, had its input, ended]
+    # Of a traced kernel, for the workers of the launch, in ns:
+    "trace": "int64_t",  # [pass][worker][stage][began, had its input, ended]
+    "lane_waits": "int64_t",  # [pass][worker][stage]: the time that it waited for other lanes
 }
-_BUFFERS: Mapping[str, str] = _MODEL | {"logits": "float"} | CLEARED | _SCRATCH | _HOST
+_BUFFERS: Mapping[str, str] = _MODEL | {"logits": "float"} | HANDOFFS | _SCRATCH | _HOST
+_OF_LANES = ("lane_published", "bucket_words", "meetings", "lane_waits")  # used where there are several
 _ELEMENT_BYTES = {"uint16_t": 2, "uint32_t": 4, "uint64_t": 8, "float": 4} | {
     kind.__name__: ctypes.sizeof(kind) for kind in (TokenUse, TopList)
 }
@@ -148,7 +164,7 @@ MAX_LANES = 16
 @cpp.pointers(**{name: f"{element}*" for name, element in _BUFFERS.items()})
 class Launch(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in _BUFFERS),
+        *((name, c_void_p) for name in _BUFFERS if name not in _OF_LANES),
         ("trace_from", c_int64),  # the first decode pass that is traced
         ("trace_passes", c_int64),
         ("deadline_ns", c_int64),
@@ -158,8 +174,11 @@ class Launch(Structure):
         ("plain_greedy", c_int32),  # greedy without penalties, biases and logprobs: only the highest logit is needed
         ("reach", c_uint32),  # see reach()
         ("zero", c_uint32),  # always 0, which the compiler must not know: see Cursor::release in csrc/ring.cuh
-        ("unused", c_uint32),
+        ("lane", c_uint32),  # the lane of this launch, where lanes are apart
         ("request", structs.Request),
+        *((name, c_void_p) for name in _OF_LANES),
+        ("peers", c_int64 * MAX_LANES),  # bytes from the memory of hand-offs of this launch to that of each lane
+        ("number", c_int64),  # of the request: the same on all lanes, higher than those before
     ]
 
 
@@ -206,7 +225,8 @@ def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
     shape = program.attention
     sizes = {buffer.name: buffer.size for buffer in program.buffers}
     sizes["partials"] = shape.heads * shape.head_dim  # on a GPU this buffer holds the merged output of attention
-    strides = [-(-sizes[buffer.name] // FRAGMENT_COLS) * FRAGMENT_COLS for buffer in program.buffers]
+    unit = BLOCK if any_low_bit(program) else FRAGMENT_COLS
+    strides = [-(-sizes[buffer.name] // unit) * unit for buffer in program.buffers]
     words, plain = [0], [0]
     for stride in strides:
         words.append(words[-1] + stride)
@@ -214,10 +234,9 @@ def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
     return strides, words, plain
 
 
-def scratch_sizes(plan: Plan, context: int) -> dict[str, int]:
-    """Bytes of every buffer of a loaded model, apart from its weights."""
-    lanes = plan.program.lanes
-    elements = {name: count * lanes for name, count in _lane_elements(plan).items()} | _shared_elements(plan)
+def scratch_sizes(plan: Plan, context: int, lanes: int) -> dict[str, int]:
+    """Bytes of every buffer of a launch with so many lanes of a loaded model (all, or one), apart from its weights."""
+    elements = {name: count * lanes for name, count in _lane_elements(plan).items()} | _shared_elements(plan, lanes)
     page_rows = lanes * cache_rows(plan.program) * -(-context // PAGE_TOKENS) * PAGE_TOKENS
     elements["keys"] = page_rows * -(-plan.program.attention.head_dim // 32) * 32
     elements["values"] = page_rows * -(-plan.program.attention.head_dim // 16) * 16
@@ -251,11 +270,15 @@ def _lane_elements(plan: Plan) -> dict[str, int]:
     return {name: -(-count // 8) * 8 for name, count in found.items()}
 
 
-def _shared_elements(plan: Plan) -> dict[str, int]:
-    """Elements of the buffers that all lanes share."""
+def _shared_elements(plan: Plan, lanes: int) -> dict[str, int]:
+    """Elements of the buffers that a launch with so many lanes has once."""
     vocab, workers = plan.program.vocab, plan.workers * plan.program.lanes
+    apart = plan.program.lanes if lanes < plan.program.lanes else 0
     return {
-        "published": workers * len(Published) * 2,
+        "published": plan.workers * lanes * len(Published) * 2,
+        "lane_published": apart * len(Published) * 2,
+        "bucket_words": 2 * apart * BUCKETS * 4,
+        "meetings": apart * LINE_BYTES // 8,
         "top_lists": workers,
         "logprob_sums": 2 * workers + 1,
         "grid_arrivals": 1,
@@ -281,57 +304,6 @@ def lane_buffers(plan: Plan) -> list[str]:
         f"  return {braces(f'launch.{name} + lane * {stride}' for name, stride in strides.items())};",
         "}",
     ]
-
-
-def cleared_bytes(plan: Plan, context: int, names: Iterable[str] = CLEARED) -> int:
-    sizes = scratch_sizes(plan, context)
-    return sum(-(-sizes[name] // ALIGNMENT) * ALIGNMENT for name in names)
-
-
-def rope_table(plan: Plan, context: int) -> NDArray[np.float32]:
-    """The RoPE coefficients: [position][pair][cosine, sine]."""
-    angles = np.outer(np.arange(context), plan.program.attention.frequencies)
-    return np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
-
-
-def head_tile_addresses(plan: Plan, tapes: Sequence[int]) -> NDArray[np.uint64]:
-    """The address of each tile of a tied head. ``tapes``: the address of each worker's tape."""
-    last = len(plan.program.projections) - 1
-    tile_bytes = plan.layout.tile_bytes(plan.program.head)
-    found = [
-        np.arange(segments[last].tiles, dtype=np.uint64) * np.uint64(tile_bytes)
-        + np.uint64(tape + segments[last].offset)
-        for tape, segments in zip(tapes, plan.segments, strict=True)
-    ]
-    return np.concatenate(found)
-
-
-def model_launch(tapes: Sequence[Tape], context: int, arena: Arena, deadline_s: float) -> Launch:
-    """Copy the tapes of all lanes to the device and allocate all buffers. The request and the host's memory are not
-    filled in."""
-    plan, table = tapes[0].plan, tapes[0].table
-    parts = [arena.upload(part) for tape in tapes for part in tape.workers]
-    launch = Launch(
-        tapes=arena.upload(np.array(parts, np.uint64)),
-        segments=arena.upload(np.frombuffer(bytes(structs.segment_table(plan)), np.uint8)),
-        head_tiles=arena.upload(head_tile_addresses(plan, parts)) if table is None else None,
-        table=arena.upload(table) if table is not None else None,
-        constants=arena.upload(np.concatenate([tape.constants.values for tape in tapes])),
-        rope_table=arena.upload(rope_table(plan, context)),
-        deadline_ns=int(deadline_s * 1e9),
-        tagged_bytes=cleared_bytes(plan, context, _TAGGED),
-        context=context,
-    )
-    sizes = scratch_sizes(plan, context)
-    place = arena.allocate(cleared_bytes(plan, context))
-    for name in CLEARED:
-        setattr(launch, name, place)
-        place += -(-sizes.pop(name) // ALIGNMENT) * ALIGNMENT
-    # Rows of activations end in padding that no worker writes and that is multiplied with zeros: it must not be NaN.
-    launch.prefill_activations = arena.upload(np.zeros(sizes.pop("prefill_activations"), np.uint8))
-    for name, size in sizes.items():
-        setattr(launch, name, arena.allocate(size))
-    return launch
 
 
 def reach(sampling: Sampling, vocab: int) -> int:

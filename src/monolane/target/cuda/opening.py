@@ -4,38 +4,45 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from monolane.cache import human_size
 from monolane.errors import MonolaneError, ResourceError, UnsupportedModelError, UsageError
+from monolane.lanes.memory import SharedAllocator
 from monolane.model.config import ModelConfig
-from monolane.model.weights import Weights, expected_shapes
+from monolane.model.format import FormatOf, all_bf16
+from monolane.model.weights import Weights
 from monolane.program.build import build_program
 from monolane.program.check import check
 from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
-from monolane.program.shard import Shard
-from monolane.program.stage import Program, Splitting
-from monolane.program.tape import constant_offsets
+from monolane.program.shard import Shard, lane_formats
+from monolane.program.stage import Output, Program, Splitting
+from monolane.program.tape import Allocate, Bytes, Tape, constant_offsets
 from monolane.program.tape_store import load_lanes
 from monolane.progress import Progress
+from monolane.target.caches import resident_caches
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
 from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_PAGES
 from monolane.target.cuda.generate import generate
-from monolane.target.cuda.jit import compile_kernel
+from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
 from monolane.target.cuda.presence import Presence, Unreachable
 from monolane.target.cuda.shared_memory import residual_projection
 from monolane.target.generate import LAYOUT
+from monolane.target.lane_processes import LaneProcesses
+from monolane.target.widened import note_widened
 
 if TYPE_CHECKING:
-    from monolane.target.cuda.driver import Device, Kernel
+    from monolane.target.cuda.driver import Context, Device, Kernel
     from monolane.target.cuda.runtime import CudaTarget
 
-HALVED = replace(LAYOUT, name="rows8-4", halves_residual=True)
+WHOLE = replace(LAYOUT, whole_blocks=True)
+HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may stream more than an equal share of a stage, to level the tapes
 SPARE_BYTES = 512 << 20  # of GPU memory for the driver and for the arrays of requests
 
@@ -45,9 +52,9 @@ def find_gpu() -> Device | None:
     found = presence.look()
     if found is None or _obstacle(found) is not None:
         return None
-    from monolane.target.cuda.driver import find_device
+    from monolane.target.cuda.driver import find_devices
 
-    return find_device()
+    return next(iter(find_devices()), None)
 
 
 def required_gpu() -> Device:
@@ -107,9 +114,9 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1) -> Plan:
+def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: FormatOf = all_bf16) -> Plan:
     """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
-    SMs evenly, and those that are left over are idle."""
+    SMs evenly, and those that are left over are idle. ``formats``: those of the model's matrices."""
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
         raise UsageError(
@@ -117,26 +124,31 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1) -> Plan:
             f"Choose at most {min(MAX_LANES, processors)} lanes, or device='cpu'.",
         )
     most = max(1, min(MAX_SPLITS, workers // Shard(config, lanes).kv_heads))
-    program = build_program(config, splitting=Splitting(SPLIT_PAGES * PAGE_TOKENS, most), lanes=lanes)
+    formats = lane_formats(formats, Shard(config, lanes)) if lanes > 1 else formats
+    splitting = Splitting(SPLIT_PAGES * PAGE_TOKENS, most)
+    program = build_program(config, splitting=splitting, lanes=lanes, formats=formats)
     plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES)
     check(plan)
     return plan
 
 
 def _layout(program: Program, workers: int) -> Layout:
-    """Half tiles only where the largest share of the residual stream gets smaller: they double the loads of input."""
+    """Half tiles only where the largest share of the residual stream gets smaller: they double the loads of input.
+    Tiles of low-bit weights are whole."""
     stage = program.projections[residual_projection(program)]
-    return min((LAYOUT, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
+    if any(other.matrix.format.is_low_bit for other in program.projections if other.output is Output.RESIDUAL):
+        return WHOLE
+    return min((WHOLE, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
 
 
-def memory_needed(plan: Plan, context: int) -> int:
-    """Bytes of GPU memory that a loaded model takes, with one KV cache."""
+def memory_needed(plan: Plan, context: int, lanes: int) -> int:
+    """Bytes of GPU memory that a launch with so many lanes of a model takes (all, or one), with one KV cache."""
     program = plan.program
-    table = 2 * program.table.rows * program.table.cols if program.table else 0
+    table = program.table.rows * program.table.format.row_bytes(program.table.cols) if program.table else 0
     rotations = 4 * program.attention.head_dim * context
     _, constants = constant_offsets(program)
-    weights = program.lanes * (plan.bytes_per_token + 4 * constants) + table
-    return weights + rotations + sum(scratch_sizes(plan, context).values()) + SPARE_BYTES
+    weights = lanes * (plan.bytes_per_token + 4 * constants) + table
+    return weights + rotations + sum(scratch_sizes(plan, context, lanes).values()) + SPARE_BYTES
 
 
 def open_cuda(
@@ -144,32 +156,124 @@ def open_cuda(
 ) -> CudaTarget:
     """Compile the kernel while the tapes of all lanes are packed, then copy them to the GPU."""
     from monolane.target.cuda.driver import Context
+    from monolane.target.cuda.launch_model import LaunchModel
+    from monolane.target.cuda.launcher import Launcher
     from monolane.target.cuda.runtime import CudaTarget
 
+    _note_untried(device, progress)
+    plan = cuda_plan(config, device.processors, lanes, weights.format)
+    note_widened(plan.program, weights, progress)
+    gpu = Context(device)
+    caches = _caches_that_fit(plan, context, lanes, 1, gpu)
+    compiled, tapes = _compiled_and_packed(plan, config, weights, device, False, _zeroed, progress)
+    launcher = Launcher(
+        gpu,
+        gpu.load(compiled.cubin, device.shared_limit),
+        LaunchModel.of(plan, tapes, tapes[0].table, context),
+        caches,
+    )
+    return CudaTarget(launcher, plan, partial(_traced, plan, gpu, False))
+
+
+def open_cuda_apart(
+    config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress, lanes: int
+) -> CudaTarget:
+    """Every lane in a process of its own; the first is this one. Each has a GPU, or a share of one."""
+    from monolane.target.cuda import follower, peer_memory
+    from monolane.target.cuda.driver import Context
+    from monolane.target.cuda.launch_model import LaunchModel
+    from monolane.target.cuda.launcher import Launcher
+    from monolane.target.cuda.runtime import CudaTarget
+
+    _note_untried(device, progress)
+    devices = lane_devices(lanes)
+    sharing = sum(other.number == device.number for other in devices)  # lanes on this GPU
+    plan = cuda_plan(config, device.processors * lanes // sharing, lanes, weights.format)
+    note_widened(plan.program, weights, progress)
+    gpu, memory = Context(device), SharedAllocator()
+    caches = _caches_that_fit(plan, context, 1, sharing, gpu)
+    compiled, tapes = _compiled_and_packed(plan, config, weights, device, True, memory.allocate, progress)
+    setups = follower.lane_setups(plan, tapes, compiled.cubin, memory, devices, context, caches)
+    others = LaneProcesses(setups)
+    try:
+        model = LaunchModel.of(plan, tapes[:1], tapes[0].table, context)
+        handoffs = peer_memory.share(gpu, model.handoff_bytes)
+        kernel = gpu.load(compiled.cubin, device.shared_limit)
+        launcher = Launcher(gpu, kernel, model, caches, handoffs=handoffs.address)
+        launcher.connect(follower.meet(gpu, handoffs, others))
+    except BaseException:
+        others.close()
+        raise
+    memory.close_files()
+    return CudaTarget(launcher, plan, partial(_traced, plan, gpu, True), others)
+
+
+def lane_devices(lanes: int) -> list[Device]:
+    """The GPU of each lane: one each where there are as many, else the first for all of them, which needs MPS."""
+    from monolane.target.cuda.driver import find_devices, has_mps, reaches
+
+    found = find_devices()
+    if len(found) < lanes:
+        if not has_mps(found[0]):
+            raise UsageError(
+                f"{lanes} lanes apart on one GPU need MPS: without it their kernels would take turns.",
+                "Start it (nvidia-cuda-mps-control -d), or use --placement together.",
+            )
+        return found[:1] * lanes
+    for one in found[:lanes]:
+        if (one.capability, one.processors) != (found[0].capability, found[0].processors):
+            raise UsageError(f"GPU {one.number} is another one than GPU 0.", "Use --placement together.")
+        for other in found[:lanes]:
+            if one.number != other.number and not reaches(one, other):
+                raise UsageError(
+                    f"GPU {one.number} cannot use the memory of GPU {other.number}.",
+                    "Lanes on several GPUs need NVLink or peer access over PCIe; or use --placement together.",
+                )
+    return found[:lanes]
+
+
+def _note_untried(device: Device, progress: Progress) -> None:
     if device.capability != TRIED:
         progress.note(
             f"Untried on this GPU: {device.name} ({device.architecture}). The kernel is compiled for it, but has only "
             "run on an H200 so far; device='cpu' (--device cpu) leaves it alone."
         )
-    if any(weights.format(name).is_low_bit for name, shape in expected_shapes(config) if len(shape) == 2):
-        progress.note("Low-bit weights are widened to bf16 on a GPU.")
-    plan = cuda_plan(config, device.processors, lanes)
-    source = generate(plan, device.shared_limit)
-    gpu = Context(device)
-    needed, free = memory_needed(plan, context), gpu.free_memory()
+
+
+def _caches_that_fit(plan: Plan, context: int, lanes: int, launches: int, gpu: Context) -> int:
+    """How many KV caches fit beside the model, in so many launches of so many lanes each on one GPU."""
+    needed, free = launches * memory_needed(plan, context, lanes), gpu.free_memory()
     if needed > free:
         raise ResourceError(
             f"This needs {human_size(needed)} of GPU memory with {context:,} tokens of context, "
-            f"but {device.name} has {human_size(free)} free.",
+            f"but {gpu.device.name} has {human_size(free)} free.",
             "Use a smaller model or context, or free the GPU's memory.",
         )
+    sizes = scratch_sizes(plan, context, lanes)
+    return resident_caches(launches * (sizes["keys"] + sizes["values"]), free - needed)
+
+
+def _compiled_and_packed(
+    plan: Plan,
+    config: ModelConfig,
+    weights: Weights,
+    device: Device,
+    apart: bool,
+    allocate: Allocate,
+    progress: Progress,
+) -> tuple[Compiled, tuple[Tape, ...]]:
+    """The kernel, compiled while the tapes of all lanes are packed."""
+    source = generate(plan, device.shared_limit, apart=apart)
     with ThreadPoolExecutor(1) as compiler:
         compiled = compiler.submit(compile_kernel, source, device.architecture)
-        tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), progress)
-        kernel = gpu.load(compiled.result().cubin, device.shared_limit)
+        tapes = load_lanes(plan, weights, config, allocate, progress)
+        return compiled.result(), tapes
 
-    def traced() -> Kernel:
-        with_stamps = generate(plan, device.shared_limit, traced=True)
-        return gpu.load(compile_kernel(with_stamps, device.architecture).cubin, device.shared_limit)
 
-    return CudaTarget(gpu, kernel, tapes, context, traced)
+def _traced(plan: Plan, gpu: Context, apart: bool) -> Kernel:
+    with_stamps = generate(plan, gpu.device.shared_limit, traced=True, apart=apart)
+    return gpu.load(compile_kernel(with_stamps, gpu.device.architecture).cubin, gpu.device.shared_limit)
+
+
+def _zeroed(size: int) -> Bytes:
+    return np.zeros(size, np.uint8)

@@ -14,9 +14,8 @@ from collections import deque
 from itertools import pairwise
 
 from monolane.program.plan import Plan
-from monolane.program.stage import Embed, Project, Stage
-from monolane.target.cuda.constants import FRAGMENT_BYTES
-from monolane.target.cuda.projections import slot_fragments
+from monolane.program.stage import Embed, Project, Stage, continues
+from monolane.target.cuda.projections import slot_bytes
 
 # Measured on an H200.
 CEILING = 4.60e12  # bytes per second that all workers together read
@@ -45,7 +44,7 @@ def predicted_us(plan: Plan, slots: int) -> list[float]:
     freed = deque([0.0] * slots, slots)  # when the slots were freed: the oldest is filled next
     ends = []
     for stage in (*stages, *stages):  # two tokens: only the second begins with the ring of the token before
-        if not isinstance(stage, Embed):  # no hand-off: every worker looks up the token itself
+        if not isinstance(stage, Embed) and not continues(stage):  # every worker looks up the token itself
             taken += HANDOFF_US
             filled += PAUSE_US
         for chunk in _chunks(plan, stage):
@@ -62,7 +61,7 @@ def _chunks(plan: Plan, stage: Stage) -> list[float]:
     if not isinstance(stage, Project):
         return []
     tile = plan.layout.tile_bytes(stage)
-    chunk = tile / -(-tile // (slot_fragments(plan) * FRAGMENT_BYTES))
+    chunk = tile / -(-tile // (slot_bytes(plan)))
     share = stage_bytes(plan, stage) / (plan.workers * plan.program.lanes)
     whole, rest = divmod(share, chunk)
     return [chunk] * int(whole) + ([rest] if rest else [])

@@ -2,19 +2,23 @@
 
 The kernel is compiled for one layer and runs it in a loop. So every layer must have the same stages with the same
 shapes, and its constant vectors must lie at the same distance from those of the layer before. Any other program is
-refused.
+refused. The formats of the weights may differ: a projection has a type for each of its formats, a variant.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import TypeVar
 
+from monolane.model.format import BLOCK, Format
 from monolane.program.plan import Plan
-from monolane.program.stage import Attend, Merge, Norm, Output, Plain, Program, Project, Stage, Vector
+from monolane.program.stage import Attend, Merge, Norm, Output, Plain, Program, Project, Stage, Vector, continues
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 from monolane.target.cuda.constants import DECODE_BATCH, FRAGMENT_BYTES, WARPGROUP_WARPS, WARPGROUPS
 from monolane.target.cuda.exchange import any_late, exchanging
+from monolane.target.cuda.formats import any_low_bit, fragment_bytes, fragment_registers, type_name
 from monolane.target.generate import OUTPUTS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
@@ -25,58 +29,72 @@ LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
 # Lanes whose exchanges are late are at different stages at the same time. Copies of other lanes are in flight during
 # a hand-off whatever a lane does, so it gains little by holding back its own: limits are this many times higher.
 LATE_LANES = 1.8
-MAX_AHEAD, FRAGMENTS_AHEAD = 3, 18  # chunks, and fragments of a warp, that are loaded to registers ahead of their use
+MAX_AHEAD, REGISTERS_AHEAD = 3, 72  # chunks, and registers of a thread, that are loaded ahead of their use
+INTEGER_BYTES = BLOCK * 2 + 128  # of a super-block of an input in integers, with the scales of its groups
 NONE = -1
 
 
 def projection_types(plan: Plan) -> list[str]:
-    """The C++ constants of a layer, and a specialization of Projection for each of its projections and for the head."""
+    """The C++ constants of a layer, and a specialization of Projection for each of its projections, in each of its
+    formats, and for the head."""
     program = plan.program
-    layer = _layer(program)
-    attend_at = next(i for i, stage in enumerate(layer) if isinstance(stage, Attend))
-    attend = layer[attend_at]
-    assert isinstance(attend, Attend)
+    layers = _layers(program)
+    layer = layers[0]
+    before = _of_type(layer[: next(i for i, stage in enumerate(layer) if isinstance(stage, Attend))], Project)
+    attend = _of_type(layer, Attend)[0]
     offsets, _ = constant_offsets(program)
-    projections = [(1 + i, stage) for i, stage in enumerate(layer) if isinstance(stage, Project)]
-    head = [(len(program.stages) - 2, program.head)]
-    merging = next(i for i, (_, stage) in enumerate(projections) if isinstance(stage.input, Merge))
-    windows = [stage.window or 0 for stage in program.stages if isinstance(stage, Attend)]
+    projections = [_of_type(stages, Project) for stages in zip(*layers, strict=True)]  # of all layers, each
+    projections = [stages for stages in projections if stages] + [[program.head]]
+    merging = next(i for i, stages in enumerate(projections) if isinstance(stages[0].input, Merge))
+    windows = [stage.window or 0 for stage in _of_type(program.stages, Attend)]
     integers = {
-        "kStagesPerLayer": len(layer),
-        "kProjectionsPerLayer": len(projections),
-        "kConstantsPerLayer": _distance(program, len(layer), offsets),
-        "kAttendStage": 1 + attend_at,
+        "kStagesPerLayer": sum(not continues(stage) for stage in layer),
+        "kProjectionsPerLayer": len(projections) - 1,
+        "kProjectionsBeforeAttention": len(before),
+        "kConstantsPerLayer": _distance(layers, offsets),
+        "kAttendStage": program.begun.index(attend),
         "kQkNorm": int(attend.q_norm is not None),
         "kQueryNorm": _offset(attend.q_norm.weight if attend.q_norm else None, offsets),
         "kKeyNorm": _offset(attend.k_norm.weight if attend.k_norm else None, offsets),
         "kAnyWindow": int(any(windows)),
         "kCacheBytesInFlight": HIGH,
     }
-    specializations = [
-        line
-        for number, (index, stage) in enumerate((*projections, *head))
-        for line in _specialization(
-            plan, stage, number, index, number if stage is not program.head else len(program.projections) - 1, offsets
-        )
-    ]
     return [
         *integer_constants(integers),
         f"constexpr float kAttendEps = {literal(attend.q_norm.eps if attend.q_norm else 0.0)};",
         f"MONOLANE_CONSTANT int kWindows[] = {braces(map(str, windows))};",
-        *specializations,
+        *(line for number, stages in enumerate(projections) for line in _types(plan, stages, number, offsets)),
+        *_variant_table(projections),
         f"using AttentionOut = Projection<{merging}>;  // reads what attention has left",
         "using Head = Projection<kProjectionsPerLayer>;",
     ]
 
 
-def slot_fragments(plan: Plan) -> int:
-    """The size of a slot, in fragments: the one that the chunks of all tiles fill best."""
+def input_cols(plan: Plan, stage: Project) -> int:
+    """Columns of a projection's input, padded: to whole super-blocks where any matrix of the program is low-bit."""
+    unit = BLOCK if any_low_bit(plan.program) else plan.layout.fragment_cols(stage)
+    return -(-stage.matrix.cols // unit) * unit
 
-    def filled(units: int) -> float:
-        tiles = [(plan.layout.tiles(p), _fragments(plan, p)) for p in plan.program.projections]
-        return sum(n * tile for n, tile in tiles) / sum(n * cut(tile, units)[0] * units for n, tile in tiles)
 
-    return max(SLOT_FRAGMENTS, key=filled)
+def one_row_bytes(plan: Plan, stage: Project) -> int:
+    """Bytes of a projection's input of one row, in bf16 or in integers."""
+    columns = input_cols(plan, stage)
+    return columns // BLOCK * INTEGER_BYTES if stage.matrix.format.is_low_bit else 2 * columns
+
+
+def slot_bytes(plan: Plan) -> int:
+    """The size of a slot: the one that the chunks of all tiles fill best."""
+    layout = plan.layout
+
+    def filled(slot: int) -> float:
+        chunks = [(layout.tiles(p), _cut(plan, p, slot)[0], layout.tile_bytes(p)) for p in plan.program.projections]
+        return sum(n * size for n, _, size in chunks) / sum(n * count * slot for n, count, _ in chunks)
+
+    return max((units * FRAGMENT_BYTES for units in SLOT_FRAGMENTS), key=filled)
+
+
+def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
+    return cut(_fragments(plan, stage), slot // fragment_bytes(stage.matrix.format))
 
 
 def cut(units: int, slot: int) -> tuple[int, int]:
@@ -94,15 +112,20 @@ def cut(units: int, slot: int) -> tuple[int, int]:
 
 
 def _max_tiles(plan: Plan, stage: Project) -> int:
-    """The most tiles that one worker has of this projection, in any layer."""
-    alike = [number for number, other in enumerate(plan.program.projections) if _likeness(other) == _likeness(stage)]
+    """The most tiles that one worker has of this projection, in any layer where it has this format."""
+    alike = [
+        number
+        for number, other in enumerate(plan.program.projections)
+        if (other.name, other.matrix.format) == (stage.name, stage.matrix.format)
+    ]
     return max(tape[number].tiles for tape in plan.segments for number in alike)
 
 
 def chunk_tiles(plan: Plan, stage: Project) -> int:
     """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so
     that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot."""
-    most = min(slot_fragments(plan) // _fragments(plan, stage), _max_tiles(plan, stage) // WARPGROUPS, DECODE_BATCH)
+    fitting = slot_bytes(plan) // plan.layout.tile_bytes(stage)
+    most = min(fitting, _max_tiles(plan, stage) // WARPGROUPS, DECODE_BATCH)
     return 1 << max(most, 1).bit_length() - 1
 
 
@@ -112,7 +135,8 @@ def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int, tiles:
     teams = min(tiles, WARPGROUP_WARPS)  # of warps, which take the tiles of a chunk (csrc/project.cuh)
     shares = -(-min(chunk_fragments, WARPGROUP_WARPS) * teams // WARPGROUP_WARPS)  # of a tile for one warp
     of_warp = tiles // teams * shares * -(-chunk_fragments // WARPGROUP_WARPS)
-    return max(1, min(MAX_AHEAD, FRAGMENTS_AHEAD // of_warp, -(-own // WARPGROUPS)))
+    registers = of_warp * fragment_registers(stage.matrix.format)
+    return max(1, min(MAX_AHEAD, REGISTERS_AHEAD // registers, -(-own // WARPGROUPS)))
 
 
 def _in_flight_limits(stage: Project, chunk_bytes: int, factor: float) -> str:
@@ -135,15 +159,22 @@ def _fragments(plan: Plan, stage: Project) -> int:
     return plan.layout.padded_cols(stage) // plan.layout.fragment_cols(stage)
 
 
-def _layer(program: Program) -> tuple[Stage, ...]:
-    """The stages of the first layer. Raises ValueError where another layer differs in its stages or shapes."""
+def _layers(program: Program) -> list[tuple[Stage, ...]]:
+    """The stages of each layer. Raises ValueError where layers differ in their stages or shapes."""
     others = sum(not isinstance(stage, Attend) and getattr(stage, "layer", None) is None for stage in program.stages)
     count, rest = divmod(len(program.stages) - others, program.layers)
     layers = [program.stages[1 + i * count : 1 + (i + 1) * count] for i in range(program.layers)]
     alike = all([_likeness(stage) for stage in layer] == [_likeness(stage) for stage in layers[0]] for layer in layers)
     if rest or not alike:
         raise ValueError("the layers of this program are not alike")
-    return layers[0]
+    return layers
+
+
+Kind = TypeVar("Kind", Project, Attend)
+
+
+def _of_type(stages: Iterable[Stage], kind: type[Kind]) -> list[Kind]:
+    return [stage for stage in stages if isinstance(stage, kind)]
 
 
 def _likeness(stage: Stage) -> tuple[object, ...]:
@@ -154,18 +185,14 @@ def _likeness(stage: Stage) -> tuple[object, ...]:
     return (type(stage), stage.q_norm is None, stage.reads, stage.writes)
 
 
-def _distance(program: Program, count: int, offsets: dict[str, int]) -> int:
+def _distance(layers: list[tuple[Stage, ...]], offsets: dict[str, int]) -> int:
     """The distance between the constant vectors of one layer and those of the next, in elements."""
-    vectors = [[v for stage in _of_layer(program, i, count) for v in _vectors(stage)] for i in range(program.layers)]
+    vectors = [[v for stage in layer for v in _vectors(stage)] for layer in layers]
     starts = [[offsets[vector.name] for vector in layer] for layer in vectors]
     steps = {b - a for one, two in pairwise(starts) for a, b in zip(one, two, strict=True)}
     if len(steps) > 1:
         raise ValueError("the constants of this program's layers are not equally highest apart")
     return steps.pop() if steps else sum(-(-v.size // 16) * 16 for v in vectors[0])
-
-
-def _of_layer(program: Program, layer: int, count: int) -> tuple[Stage, ...]:
-    return program.stages[1 + layer * count : 1 + (layer + 1) * count]
 
 
 def _vectors(stage: Stage) -> list[Vector]:
@@ -185,45 +212,88 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
     return offsets[vector.name] if vector else NONE
 
 
+def _takes_input(program: Program, stage: Project) -> bool:
+    """Whether a projection continues one with an input of the same kind, for low-bit weights or for bf16, in all layers
+    where it has this format."""
+    alike = [
+        before
+        for before, other in pairwise(program.projections)
+        if (other.name, other.matrix.format) == (stage.name, stage.matrix.format)
+    ]
+    return stage.continues and all(b.matrix.format.is_low_bit == stage.matrix.format.is_low_bit for b in alike)
+
+
+def _variants(stages: list[Project]) -> list[Format]:
+    """The formats of a projection in the layers, in the order of first use."""
+    return list(dict.fromkeys(stage.matrix.format for stage in stages))
+
+
+def _variant_table(projections: list[list[Project]]) -> list[str]:
+    """The variant of each projection in each layer; the head has one."""
+    rows = [[_variants(stages).index(stage.matrix.format) for stage in stages] for stages in projections]
+    return [f"MONOLANE_CONSTANT int kVariantOf[][kLayers] = {braces(braces(map(str, row)) for row in rows)};"]
+
+
+def _types(plan: Plan, stages: list[Project], number: int, offsets: dict[str, int]) -> list[str]:
+    """The C++ types of one projection, one for each of its formats."""
+    formats = _variants(stages)
+    examples = [next(stage for stage in stages if stage.matrix.format == format) for format in formats]
+    return [
+        line
+        for variant, stage in enumerate(examples)
+        for line in _specialization(plan, stage, stages[0], (number, variant, len(formats)), offsets)
+    ]
+
+
 def _specialization(
-    plan: Plan, stage: Project, number: int, index: int, projection: int, offsets: dict[str, int]
+    plan: Plan, stage: Project, first: Project, place: tuple[int, int, int], offsets: dict[str, int]
 ) -> list[str]:
-    """The C++ type of one projection; csrc/projection.cuh explains its members."""
-    buffers = {buffer.name: place for place, buffer in enumerate(plan.program.buffers)}
-    fragments = _fragments(plan, stage)
-    chunks, chunk_fragments = cut(fragments, slot_fragments(plan))
-    tiles = chunk_tiles(plan, stage)
-    norm = stage.input if isinstance(stage.input, Norm) else None
+    """The C++ type of one projection; csrc/projection.cuh explains its members. ``first``: that of the first layer.
+    ``place``: its number, the number of the variant, and how many there are."""
+    program = plan.program
+    buffers = {buffer.name: place for place, buffer in enumerate(program.buffers)}
+    chunks, chunk_fragments = _cut(plan, stage, slot_bytes(plan))
+    tiles, size = chunk_tiles(plan, stage), fragment_bytes(stage.matrix.format)
+    norm = first.input if isinstance(first.input, Norm) else None
+    number, variant, variants = place
+    following = program.stages[program.stages.index(first) + 1]
     fields = {
         "int kIndex": number,
+        "int kVariants": variants,
         "bool kIsHead": str(stage.output is Output.LOGITS).lower(),
-        "int kStage": index,
-        "int kFirst": projection,
+        "int kStage": sum(not continues(other) for other in program.stages[: program.stages.index(first) + 1]) - 1,
+        "int kFirst": program.projections.index(first),
+        "bool kContinues": str(stage.continues).lower(),
+        "bool kEndsStage": str(not continues(following)).lower(),
+        "bool kTakesInput": str(_takes_input(program, stage)).lower(),
         "int kRows": stage.matrix.rows,
         "int kCols": stage.matrix.cols,
         "int kTileRows": plan.layout.rows(stage),
         "int kFragmentCols": plan.layout.fragment_cols(stage),
-        "int kFragments": fragments,
+        "int kFragmentBytes": size,
+        "int kFragments": _fragments(plan, stage),
         "int kChunks": chunks,
         "int kChunkFragments": chunk_fragments,
         "int kChunkTiles": tiles,
         "int kMaxTiles": _max_tiles(plan, stage),
         "int kAhead": _ahead(plan, stage, chunks, chunk_fragments, tiles),
         "InFlightLimits kInFlight": _in_flight_limits(
-            stage, tiles * chunk_fragments * FRAGMENT_BYTES, LATE_LANES if any_late(plan.program) else 1.0
+            stage, tiles * chunk_fragments * size, LATE_LANES if any_late(program) else 1.0
         ),
         "Output kOutput": f"Output::{OUTPUTS[stage.output]}",
         "bool kMergesSplits": str(isinstance(stage.input, Merge)).lower(),
         "int kNorm": _offset(norm.weight if norm else None, offsets),
-        "int kBias": _offset(stage.bias, offsets),
+        "int kBias": _offset(first.bias, offsets),
         "float kEps": literal(norm.eps if norm else 0.0),
         "int kReads": buffers[stage.reads],
         "int kWrites": buffers[stage.writes],
-        "int kExchange": _exchange(plan.program, stage),
+        "int kFirstRow": stage.first_row,
+        "int kExchange": _exchange(program, stage),
     }
     return [
         "template <>",
-        f"struct Projection<{number}> {{  // {stage.name}",
+        f"struct Projection<{number}, {variant}> {{  // {stage.name}",
+        f"  using Format = {type_name(stage.matrix.format)};",
         *(f"  static constexpr {name} = {value};" for name, value in fields.items()),
         "};",
     ]

@@ -17,12 +17,11 @@ from monolane.target.cuda.constants import (
     BUCKETS,
     CONSUMER_WARPS,
     DECODE_BATCH,
-    FRAGMENT_BYTES,
     MMA_COLS,
     PAGE_TOKENS,
     TABLE_ENTRIES,
 )
-from monolane.target.cuda.projections import slot_fragments
+from monolane.target.cuda.projections import input_cols, one_row_bytes, slot_bytes
 
 ALIGNMENT = 128  # bytes, of every region
 EXCHANGE_BARRIER_BYTES = 64  # of mbarriers and numbers of passes between consumer warps and exchange warp
@@ -99,12 +98,12 @@ class SharedMemory:
 
 def shared_memory(plan: Plan, limit: int) -> SharedMemory:
     """Divide ``limit`` bytes into regions; the ring gets what the other regions leave."""
-    slot_bytes = slot_fragments(plan) * FRAGMENT_BYTES
+    slot = slot_bytes(plan)
     besides = _besides_ring(plan)
-    slots = (limit - besides) // slot_bytes
-    prefill_slots, prefill_cols = _prefill(plan, limit, slots, slot_bytes)
-    spare = limit - besides - slots * slot_bytes  # it goes to the input region, where attention's scratch can use it
-    input_at, input_bytes = slots * slot_bytes, _input_bytes(plan) + spare // ALIGNMENT * ALIGNMENT
+    slots = (limit - besides) // slot
+    prefill_slots, prefill_cols = _prefill(plan, limit, slots, slot)
+    spare = limit - besides - slots * slot  # it goes to the input region, where attention's scratch can use it
+    input_at, input_bytes = slots * slot, _input_bytes(plan) + spare // ALIGNMENT * ALIGNMENT
     sums = input_at + input_bytes
     residual = sums + _up(SUMS_BYTES, ALIGNMENT)
     exchange = residual + _up(4 * PASS_ROWS * owned_rows(plan), ALIGNMENT)
@@ -115,7 +114,7 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
     if reduce + REDUCE_BYTES > limit:
         raise ValueError(f"shared memory: {reduce + REDUCE_BYTES} bytes of {limit}; RESERVED_BYTES is too small")
     return SharedMemory(
-        slot_bytes=slot_bytes,
+        slot_bytes=slot,
         slots=slots,
         prefill_slots=prefill_slots,
         prefill_cols=prefill_cols,
@@ -162,14 +161,14 @@ def _exchange_bytes(plan: Plan) -> int:
     return _up(EXCHANGE_BARRIER_BYTES + 4 * 4 * owned_rows(plan), ALIGNMENT)
 
 
-def _prefill(plan: Plan, limit: int, slots: int, slot_bytes: int) -> tuple[int, int]:
+def _prefill(plan: Plan, limit: int, slots: int, slot: int) -> tuple[int, int]:
     """The slots of the ring in a prefill pass, and the widest input that fits in the other slots. These also hold the
     cache page of the pass's rows during attention."""
-    columns = sorted({plan.layout.padded_cols(stage) for stage in plan.program.projections})
+    columns = sorted({input_cols(plan, stage) for stage in plan.program.projections})
     head_dim = plan.program.attention.head_dim
     page = PAGE_TOKENS * (_up(head_dim, 32) + _up(head_dim, 16)) * 2
     for widest in (*reversed(columns), 0):
-        left = slots - -(-max(PASS_ROWS * (widest + BANK_SHIFT) * 2, page) // slot_bytes)
+        left = slots - -(-max(PASS_ROWS * (widest + BANK_SHIFT) * 2, page) // slot)
         if left >= MIN_PREFILL_SLOTS:
             return left, widest
     raise UnsupportedModelError(
@@ -181,9 +180,9 @@ def _prefill(plan: Plan, limit: int, slots: int, slot_bytes: int) -> tuple[int, 
 def _input_bytes(plan: Plan) -> int:
     """Bytes of the input region. Together with the sums it also holds the scratch of attention and of sampling."""
     scratch = _attention_offsets(plan)["kAccumulatorsOffset"] + _accumulators_bytes(plan)
-    chunk = slot_fragments(plan) * plan.layout.k_block
-    widest = max(_up(plan.layout.padded_cols(stage), chunk) for stage in plan.program.projections)
-    return _up(max(2 * widest, scratch - SUMS_BYTES, _sampling_bytes(plan)), ALIGNMENT)
+    chunk = slot_bytes(plan) // plan.layout.tile_rows  # bytes of a row of bf16
+    widest = max(_up(one_row_bytes(plan, stage), chunk) for stage in plan.program.projections)
+    return _up(max(widest, scratch - SUMS_BYTES, _sampling_bytes(plan)), ALIGNMENT)
 
 
 def _attention_offsets(plan: Plan) -> dict[str, int]:
@@ -219,7 +218,7 @@ def _sampling_tables_bytes(plan: Plan) -> int:
 
 def _head_input_bytes(plan: Plan) -> int:
     """Bytes of the head's input. The tables overwrite it later, and the logits lie behind both."""
-    return 2 * plan.layout.padded_cols(plan.program.head)
+    return one_row_bytes(plan, plan.program.head)
 
 
 def _sampling_bytes(plan: Plan) -> int:

@@ -392,12 +392,13 @@ MONOLANE_DEVICE void attend_prefill(int layer, int start, int rows, uint32_t ste
 
 // --- the stage that follows attention, in a decode pass with few splits ---
 
-// Polls the partial outputs of 2 to kFusedSplits splits, merges them and prepares the result as the input of AttentionOut in shared memory.
+// Polls the partial outputs of 2 to kFusedSplits splits, merges them and prepares the result as the input of P in shared memory.
 // Returns this thread's part of the sum of squares, as all prepare functions do. `step`: the step of the attention stage.
+template <class P>
 MONOLANE_DEVICE float prepare_splits(int splits, uint32_t step) {
   static_assert(kFusedSplits == 1 || kHeadDim % 4 == 0, "four elements of an input are of one head");
-  constexpr int kBurst = kBurstOf<AttentionOut, kConsumers, 2>, kStride = kConsumers * 4;
-  return prepare_with<AttentionOut, kConsumers, kBurst>(0, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
+  constexpr int kBurst = kBurstOf<P, kConsumers, 2>, kStride = kConsumers * 4;
+  return prepare_with<P, kConsumers, kBurst, kOneRow<P>>(0, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
     Word4 words[kBurst][kFusedSplits] = {};
     uint64_t split_lses[kBurst][kFusedSplits] = {};
     for (;;) {
@@ -420,7 +421,7 @@ MONOLANE_DEVICE float prepare_splits(int splits, uint32_t step) {
           const uint32_t wrong = (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
           ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(split_lses[j][i]) == step;
         }
-      if (ready || shared::failed()) break;
+      if (kShuffles<P> ? all_ready(ready) : ready || shared::failed()) break;
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {

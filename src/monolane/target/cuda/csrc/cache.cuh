@@ -28,7 +28,7 @@ static_assert(kHeadDim <= 256 && kHeadDim % 2 == 0, "a head has at most 256 dime
 
 // Index of a page of this lane in either array. `page` is the page of the sequence: position / kPageTokens.
 MONOLANE_DEVICE int64_t cache_page(int layer, int head, int page) {
-  return (static_cast<int64_t>(lane() * kLayers + layer) * kKvHeads + head) * divide_up(monolane_launch.context, kPageTokens) + page;
+  return (static_cast<int64_t>(lane_here() * kLayers + layer) * kKvHeads + head) * divide_up(monolane_launch.context, kPageTokens) + page;
 }
 MONOLANE_DEVICE uint16_t* key_page(int layer, int head, int page) {
   return monolane_launch.keys + cache_page(layer, head, page) * (kKeyFragments * kFragmentElements);

@@ -70,10 +70,10 @@ MONOLANE_NOINLINE uint64_t race(uint32_t kept, uint32_t dropped, Published which
   }
   const uint64_t first = max_of_block_noinline(best_key);
   if (best_key == first && (first || thread_id() == 0)) {
-    publish64(published_words(worker_id(), which), first, step);
-    if (which == kFirst) publish32(published_words(worker_id(), kDistance), best_distance, step);
+    publish64(published_words(worker_here(), which), first, step);
+    if (which == kFirst) publish32(published_words(worker_here(), kDistance), best_distance, step);
   }
-  return max_of_block_noinline(await_best(step, which));
+  return max_of_block_noinline(await_parts(step, which));
 }
 
 // --- the border of top-k and top-p ---
@@ -85,6 +85,25 @@ struct Bucket {
 
 MONOLANE_DEVICE uint64_t* histogram(uint32_t round) { return monolane_launch.histograms + round % kHistograms * 2 * kBuckets; }
 
+// Adds the bucket of this thread's number of all other lanes, where lanes are apart. The workers of a launch send some of its buckets each. Rounds use two
+// places alternately: a lane that sends in a round has received all buckets of the round before, and then all its workers had those of the one before that.
+MONOLANE_NOINLINE Bucket with_other_lanes(Bucket own, uint32_t round) {
+  constexpr int kWords = 4;  // of a bucket: two for each number
+  const auto words_of = [&](int from) { return monolane_launch.bucket_words + ((round % 2 * kLanes + from) * kBuckets + thread_id()) * kWords; };
+  const uint32_t tag = round + 1;
+  if (thread_id() % kWorkersHere == worker_here()) {
+    MONOLANE_LOOP
+    for (int to = 0; to < kLanes; to++) {
+      uint64_t* words = at_lane(to, words_of(lane()));
+      publish64(words, own.count, tag), publish64(words + 2, own.weight, tag);
+    }
+  }
+  Bucket total{0, 0};
+  MONOLANE_LOOP
+  for (int from = 0; from < kLanes; from++) total.count += await64(words_of(from), tag), total.weight += await64(words_of(from) + 2, tag);
+  return total;
+}
+
 // One round of a histogram over the tokens of all workers whose distances lie between `low` and `last`. A bucket has 2^shift distances; the last
 // bucket also has everything beyond it. Each worker fills its own buckets in shared memory and adds them to those in global memory. After a grid
 // barrier each thread returns the bucket of its own number. `counts`, `weights`: which of the two is needed.
@@ -95,8 +114,8 @@ MONOLANE_NOINLINE Bucket add_up(uint32_t low, uint32_t last, int shift, bool cou
   uint32_t* own_counts = reinterpret_cast<uint32_t*>(sums + kBuckets);  // 64-bit numbers like the weights; their upper halves stay zero
   const uint32_t round = shared::flags()->histograms;
   uint64_t *accumulators = histogram(round), *next = histogram(round + 1);
-  constexpr int kCleared = divide_up(2 * kBuckets, kWorkers);
-  const int cleared = worker_id() * kCleared + thread_id();
+  constexpr int kCleared = divide_up(2 * kBuckets, kWorkersHere);
+  const int cleared = worker_here() * kCleared + thread_id();
   if (thread_id() < kCleared && cleared < 2 * kBuckets) ptx::store_relaxed(&next[cleared], 0);
   sums[thread_id()] = sums[kBuckets + thread_id()] = 0;
   sync_consumers();
@@ -128,17 +147,19 @@ MONOLANE_NOINLINE Bucket add_up(uint32_t low, uint32_t last, int shift, bool cou
     if (sums[b]) ptx::add_global(&accumulators[b], sums[b]);
   grid_barrier();
   if (thread_id() == 0) shared::flags()->histograms = round + 1;  // barriers lie between this store and the next round
-  return {ptx::load_relaxed(&accumulators[kBuckets + thread_id()]), ptx::load_relaxed(&accumulators[thread_id()])};
+  const Bucket own_bucket{ptx::load_relaxed(&accumulators[kBuckets + thread_id()]), ptx::load_relaxed(&accumulators[thread_id()])};
+  if constexpr (kApart) return with_other_lanes(own_bucket, round);
+  return own_bucket;
 }
 
 // A distance beyond which the border hardly ever lies. The host computes one from the sampling parameters (reach() of launch.py), but it may be so
-// large that most tokens fall into a few buckets. Then the workers' best tokens serve as a sample of all tokens. Where top-k is no larger than the
-// number of workers, the k-th best of them is a bound: none of the top-k tokens is farther away.
+// large that most tokens fall into a few buckets. Then the best tokens of all workers (or lanes) serve as a sample of all tokens. Where top-k is no
+// larger than their number, the k-th best of them is a bound: none of the top-k tokens is farther away.
 MONOLANE_DEVICE uint32_t reach(int64_t top) {
   constexpr uint32_t kFar = 32u << kLogitBits;  // a difference of 32 between two logits
   if (!has_top_k() && monolane_launch.reach < kFar) return monolane_launch.reach;
-  const bool few = has_top_k() && sampling_params().top_k <= kWorkers;
-  const int64_t spread = top - fixed_logit_of(nth_rank(few ? sampling_params().top_k : kWorkers));
+  const bool few = has_top_k() && sampling_params().top_k <= kParts;
+  const int64_t spread = top - fixed_logit_of(nth_rank(few ? sampling_params().top_k : kParts));
   const int times = few ? 1 : has_top_k() && sampling_params().top_k <= kVocab / 8 ? 2 : 4;
   return static_cast<uint32_t>(min(static_cast<int64_t>(monolane_launch.reach), times * spread + kBuckets));
 }
@@ -208,18 +229,30 @@ MONOLANE_NOINLINE uint32_t last_kept(uint32_t last, bool by_weight) {
 
 // The sum of a number over the consumer threads of all workers.
 MONOLANE_NOINLINE uint64_t sum_over_grid(uint64_t own, Published which, uint32_t step) {
-  const uint64_t total = prefix_of_block(own).total;
-  if (thread_id() == 0) publish64(published_words(worker_id(), which), total, step);
-  return prefix_of_block(await_best(step, which)).total;
+  uint64_t total = prefix_of_block(own).total;
+  if (thread_id() == 0) publish64(published_words(worker_here(), which), total, step);
+  total = prefix_of_block(await_best(step, which)).total;
+  if constexpr (kApart) total = prefix_of_block(of_each_lane(total, which, step)).total;
+  return total;
+}
+
+// The distance of the winner of the race, which its worker has published.
+MONOLANE_DEVICE uint32_t distance_of(uint64_t winner, uint32_t step) {
+  if constexpr (kApart) {
+    if (thread_id() == 0) found()[0] = 0;  // stays 0 on all lanes but that of the winner
+    sync_consumers();
+  }
+  if (await_best(step, kFirst) == winner) found()[0] = await32(published_words(thread_id(), kDistance), step);
+  sync_consumers();
+  if constexpr (kApart) return static_cast<uint32_t>(max_of_block_noinline(of_each_lane(found()[0], kDistance, step)));
+  return static_cast<uint32_t>(found()[0]);
 }
 
 // Decides about a winner in doubt. The number of nearer tokens and their weight say whether the winner is kept. If it is not, all tokens as near as
 // the winner or farther are dropped too, and the race is run again without them. If that winner is in doubt as well, or if the weight that top-k
 // keeps is not known well enough, the exact border is found and the race is run a last time.
 MONOLANE_NOINLINE uint64_t resolve(uint64_t winner, uint32_t kept, uint64_t least, uint64_t most, uint32_t step) {
-  if (await_best(step, kFirst) == winner) found()[0] = await_word64(published_words(thread_id(), kDistance), step);
-  sync_consumers();
-  const uint32_t distance = static_cast<uint32_t>(found()[0]);
+  const uint32_t distance = distance_of(winner, step);
   const OwnTokens own = own_tokens();
   const uint32_t* distances = sampling::distances(own);
   uint64_t count = 0, nearer = 0;

@@ -7,6 +7,8 @@
 //
 //   mailbox of a lane:  [slot][sending lane][row of the pass][element]
 //
+// Mailboxes of lanes together lie in one launch's memory, one after the other; lanes apart have the addresses of each other's (at_lane).
+//
 // A projection of a layer has kExchangeDepth slots, which are used in turn, layer after layer: as many as lanes may be apart, see depth() of
 // exchange.py.
 //
@@ -24,7 +26,8 @@
 namespace monolane {
 
 MONOLANE_DEVICE uint64_t* mailbox(int to, int slot, int from, int row) {
-  return buffers_of(monolane_launch, to).mailbox + (static_cast<int64_t>(slot * kLanes + from) * kPassRows + row) * kHidden;
+  uint64_t* first = kApart ? at_lane(to, monolane_launch.mailbox) : buffers_of(monolane_launch, to).mailbox;
+  return first + (static_cast<int64_t>(slot * kLanes + from) * kPassRows + row) * kHidden;
 }
 
 // The slot of a projection in the layer number `round` of the launch, and the slots of combined streams, which passes use alternately.
@@ -37,7 +40,7 @@ MONOLANE_DEVICE void send(int slot, int row, int element, float v, uint32_t step
 #pragma unroll
   for (int i = 1; i < kLanes; i++) {
     const int to = lane() + i < kLanes ? lane() + i : lane() + i - kLanes;
-    ptx::store_relaxed(mailbox(to, slot, lane(), row) + element, word);
+    store_word(mailbox(to, slot, lane(), row) + element, word);
   }
 }
 
@@ -48,7 +51,7 @@ class Arrivals {
   MONOLANE_DEVICE void load(int slot, int row, int element) {
     const uint64_t* from = mailbox(lane(), slot, 0, row) + element;
 #pragma unroll
-    for (int i = 0; i < kOthers; i++) words_[i] = ptx::load_relaxed(from + static_cast<int64_t>(i + (i >= lane())) * kPassRows * kHidden);
+    for (int i = 0; i < kOthers; i++) words_[i] = load_word(from + static_cast<int64_t>(i + (i >= lane())) * kPassRows * kHidden);
   }
 
   // Polls until all words have the tag `step`.

@@ -31,10 +31,25 @@ MONOLANE_DEVICE uint64_t tagged_float(float v, uint32_t step) { return static_ca
 // another way, in up to 42 instructions more.
 MONOLANE_DEVICE bool all_ready(bool ready) { return !ptx::any(!ready && !shared::failed()); }
 
-// Polls a 64-bit tagged word and returns the bits of its value.
+// A word that may cross launches, and so GPUs, where lanes are apart.
+MONOLANE_DEVICE void store_word(uint64_t* p, uint64_t word) {
+  if constexpr (kApart)
+    ptx::store_system(p, word);
+  else
+    ptx::store_relaxed(p, word);
+}
+MONOLANE_DEVICE uint64_t load_word(const uint64_t* p) {
+  if constexpr (kApart)
+    return ptx::load_system(p);
+  else
+    return ptx::load_relaxed(p);
+}
+
+// Polls a 64-bit tagged word and returns the bits of its value. `kCrosses`: it may come from another launch.
+template <bool kCrosses = false>
 MONOLANE_DEVICE uint32_t await_word64(const uint64_t* p, uint32_t step) {
   for (;;) {
-    const uint64_t word = ptx::load_relaxed(p);
+    const uint64_t word = kCrosses ? load_word(p) : ptx::load_relaxed(p);
     if (static_cast<uint32_t>(word) == step || shared::failed()) return static_cast<uint32_t>(word >> 32);
   }
 }
@@ -55,11 +70,40 @@ MONOLANE_DEVICE void barrier(uint32_t* counter, uint32_t& passed, int workers) {
   }
   sync_consumers();
 }
-// A barrier of all workers, and one of the workers of a lane.
-MONOLANE_DEVICE void grid_barrier() { barrier(monolane_launch.grid_arrivals, shared::flags()->barriers, kWorkers); }
+// A barrier of all workers of this launch, and one of the workers of a lane.
+MONOLANE_DEVICE void grid_barrier() { barrier(monolane_launch.grid_arrivals, shared::flags()->barriers, kWorkersHere); }
 MONOLANE_DEVICE void lane_barrier() {
-  if (kLanes == 1) return grid_barrier();
+  if (kLanesHere == 1) return grid_barrier();
   barrier(buffers().lane_arrivals, shared::flags()->lane_barriers, kLaneWorkers);
+}
+
+// --- launches of other lanes ---
+
+// The same place in the memory of the launch of lane `to`. All launches divide the memory of hand-offs in the same way, so one distance leads from any
+// place in it to the same place of another launch. Lanes only ever store to each other's memory; each reads its own.
+template <class T>
+MONOLANE_DEVICE T* at_lane(int to, T* here) {
+  if constexpr (kApart) return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(here) + monolane_launch.peers[ptx::hidden(to)]);
+  return here;
+}
+// Waits until all lanes have passed as many grid barriers of the same request. One worker of each launch stores their number to all of them, and all
+// workers wait for the numbers of all lanes. The numbers only grow, also from request to request: they are not cleared. What a lane has stored before
+// is visible after.
+MONOLANE_DEVICE void meet_lanes() {
+  note_wait(kWaitLanes);
+  const uint64_t number = static_cast<uint64_t>(monolane_launch.number) << 32 | shared::flags()->barriers;
+  if (thread_id() < kLanes) {
+    constexpr int kLineWords = kLineBytes / 8;
+    if (worker_here() == 0) ptx::store_system_release(at_lane(thread_id(), monolane_launch.meetings + lane() * kLineWords), number);
+    while (ptx::load_system_acquire(monolane_launch.meetings + thread_id() * kLineWords) < number)
+      if (shared::failed()) break;
+  }
+  sync_consumers();
+}
+// A barrier of the workers of all lanes.
+MONOLANE_DEVICE void all_lanes_barrier() {
+  grid_barrier();
+  if constexpr (kApart) meet_lanes();
 }
 
 }  // namespace monolane

@@ -6,7 +6,7 @@
 //
 //     warps 0-7   consumer warps: Consumer::run() executes the stages
 //     warp 8      producer warp: produce() streams the worker's tape into the ring
-//     warp 9      watchdog warp: watches the deadline and, in worker 0, talks to the host (watchdog.cuh)
+//     warp 9      watchdog warp: watches the deadline and, in the first worker, talks to the host (watchdog.cuh)
 //     warp 10     prefetch warp: prefetches constants and cache pages into L2 (prefetch.cuh)
 //     warp 11     exchange warp: sends to other lanes and receives from them what is not needed at once (exchange.cuh). With one lane it is idle:
 //                 registers move between warps in groups of four warps
@@ -33,12 +33,15 @@ MONOLANE_DEVICE Pass prefill_pass(int position, int count) {
   return {position, rows, position + rows == count};
 }
 
+constexpr int kFirstStage = 1;  // of the first layer: it reads the embedding
+
 // The consumer warps of a worker. All their threads execute run() and hold the same values of its members.
 class Consumer {
  public:
   MONOLANE_DEVICE void run() {
     const Request& request = monolane_launch.request;
-    if (worker_id() == 0 && thread_id() == 0) monolane_launch.outcome->start_ns = ptx::now_ns();
+    if (worker_here() == 0 && thread_id() == 0) monolane_launch.outcome->start_ns = ptx::now_ns();
+    if constexpr (kApart) meet_lanes();  // from here on the memory of every lane has been cleared for this request
     if (monolane_launch.adjusts_logits) note_prompt();
     if (request.token_count - request.cached > 1) *this = prefill(*this);
     // In prefill passes the upper slots of the ring held inputs. The fence orders those accesses before the bulk copies of decode passes into the
@@ -81,15 +84,16 @@ class Consumer {
     mark<kPrefill>(0, 2);
 #pragma unroll 1
     for (int layer = 0; layer < kLayers; layer++, layers_++) {
-      project_stage<kPrefill, Projection<0>>(layer, now, cursor);
+      layer_projections<kPrefill, 0, kProjectionsBeforeAttention>(layer, now, cursor);
       attend_stage<kPrefill>(layer, now, cursor);
-      layer_projections<kPrefill, 1>(layer, now, cursor);
+      layer_projections<kPrefill, kProjectionsBeforeAttention, kProjectionsPerLayer>(layer, now, cursor);
     }
     if (now.last_of_prompt || monolane_launch.request.all_logits) {
       if constexpr (kCombines != 0) combine_stage<kPrefill>(now);
-      project_stage<kPrefill, Head>(0, now, cursor);
+      float scale;
+      project_stage<kPrefill, Head>(0, now, cursor, scale);
       begin<kPrefill>(kStageCount - 1, now);
-      if (!monolane_launch.request.all_logits) sample(now);
+      if (!monolane_launch.request.all_logits) sample<kPrefill>(now);
       mark<kPrefill>(kStageCount - 1, 2);
     }
     if (failed_together()) left_ = true;
@@ -97,23 +101,25 @@ class Consumer {
     decode_passes_ += !kPrefill;
   }
 
-  template <bool kPrefill, int kIndex>
-  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor) {
-    if constexpr (kIndex < kProjectionsPerLayer) {
-      project_stage<kPrefill, Projection<kIndex>>(layer, now, cursor);
-      layer_projections<kPrefill, kIndex + 1>(layer, now, cursor);
+  // Projections [kIndex, kEnd) of a layer. Where several projections with weights in different formats are one stage, `scale` is that of its norm in a
+  // decode pass: the first one prepares the input for all that take the same numbers.
+  template <bool kPrefill, int kIndex, int kEnd>
+  MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor, float scale = 1.0f) {
+    if constexpr (kIndex < kEnd) {
+      for_layer<kIndex>(layer, [&](auto projection) { project_stage<kPrefill, decltype(projection)>(layer, now, cursor, scale); });
+      layer_projections<kPrefill, kIndex + 1, kEnd>(layer, now, cursor, Projection<kIndex>::kEndsStage ? 1.0f : scale);
     }
   }
 
   // Where the tags would run out before the next pass ends, renew_tags() clears all tagged words and begins with tag 1 again. Between two passes the
-  // only tagged words that a worker may still have to read are those of the chosen token; the first grid barrier waits until every worker has read
+  // only tagged words that a worker may still have to read are those of the chosen token; the first barrier waits until every worker has read
   // them, the second until every word is cleared.
   MONOLANE_NOINLINE static void clear_words() {
-    grid_barrier();
+    all_lanes_barrier();
     Word4* words = reinterpret_cast<Word4*>(monolane_launch.activation_words);
-    for (int64_t i = worker_id() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkers * kConsumers)
+    for (int64_t i = worker_here() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkersHere * kConsumers)
       words[i] = {0, 0, 0, 0};
-    grid_barrier();
+    all_lanes_barrier();
   }
   MONOLANE_DEVICE void renew_tags() {
     clear_words();
@@ -154,7 +160,17 @@ class Consumer {
     if (!kTraced || kPrefill || thread_id() != 0) return;
     const int64_t pass = decode_passes_ - monolane_launch.trace_from;
     if (pass < 0 || pass >= monolane_launch.trace_passes) return;
-    monolane_launch.trace[((pass * kWorkers + worker_id()) * kStageCount + s) * 3 + what] = ptx::now_ns();
+    monolane_launch.trace[((pass * kWorkersHere + worker_here()) * kStageCount + s) * 3 + what] = ptx::now_ns();
+  }
+
+  // The trace also has the time that the first thread of a worker waits for other lanes in a stage of a decode pass: the exchange that is exposed.
+  MONOLANE_DEVICE static int64_t lane_wait_begins() { return kTraced && thread_id() == 0 ? ptx::now_ns() : 0; }
+  template <bool kPrefill>
+  MONOLANE_DEVICE void lane_wait_ends(int s, int64_t since) const {
+    if (!kTraced || kPrefill || thread_id() != 0) return;
+    const int64_t pass = decode_passes_ - monolane_launch.trace_from;
+    if (pass < 0 || pass >= monolane_launch.trace_passes) return;
+    monolane_launch.lane_waits[(pass * kWorkersHere + worker_here()) * kStageCount + s] += ptx::now_ns() - since;
   }
 
   // Tests make one worker wait here, to see that the other workers report it.
@@ -193,22 +209,22 @@ class Consumer {
     return kPrefill ? monolane_launch.request.tokens[now.start + row] : token_;
   }
 
-  // The stage of one projection. For the output head it also publishes the rank of this worker's best token.
+  // The stage of one projection, or a part of it. For the output head it also publishes the rank of this worker's best token.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void project_stage(int layer, const Pass& now, Cursor<kPrefill>& cursor) {
+  MONOLANE_DEVICE void project_stage(int layer, const Pass& now, Cursor<kPrefill>& cursor, float& scale) {
     constexpr bool kHead = P::kIsHead;
     const int s = P::kStage + layer * kStagesPerLayer;
-    begin<kPrefill>(s, now);
+    if (!P::kContinues) begin<kPrefill>(s, now);
     const Own own = shared::own()[P::kFirst + layer * kProjectionsPerLayer];
     const StageTiles tiles{s, layer, own.tiles, (own.first_tile * P::kTileRows) >> (P::kOutput == Output::kGate)};
     // Orders this pass's stores to the cache before what this worker publishes next: a worker that sees the latter sees the new keys and values.
     if (kHead) ptx::fence();
-    if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && P::kNorm != kNone)
+    if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && P::kNorm != kNone && !P::kContinues)
       if (!kHead || monolane_launch.request.all_logits) prepare_shared<P>(layer, now);
     uint64_t best = 0;
-    if (own.tiles) {
+    if (own.tiles || !P::kEndsStage) {  // without tiles, the input is prepared for the projections that continue the stage
       if constexpr (!kPrefill)
-        project_decode<P>(tiles, now, cursor, best);
+        project_decode<P>(tiles, now, cursor, scale, best);
       else if (kHead && !monolane_launch.request.all_logits)
         project_last_row<P>(tiles, now, cursor, best);
       else
@@ -221,6 +237,7 @@ class Consumer {
       }
       publish_best(ptx::load_shared(&shared::flags()->aborted) ? kAbortRank : best, step_);
     }
+    if (!P::kEndsStage) return;
     mark<kPrefill>(s, 2);
     if (kPrefill) lane_barrier();
   }
@@ -231,12 +248,19 @@ class Consumer {
   };
 
   template <class P>
-  MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, uint64_t& best) {
+  MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, float& stage_scale, uint64_t& best) {
     const bool late = is_late<P>(tiles.layer);
     const auto prepare = [&] {
+      if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
+      if constexpr (P::kTakesInput) return stage_scale;
       const float scale = finish_prepare<P>(prepare_decode<P>(tiles.layer, now));
+      if (!P::kEndsStage) stage_scale = scale;
       mark<false>(tiles.stage, 1);
-      if (late) await_late_sums();
+      if (late) {
+        const int64_t since = lane_wait_begins();
+        await_late_sums();
+        lane_wait_ends<false>(tiles.stage, since);
+      }
       return scale;
     };
     // The bias of the first output row that this thread will finish is loaded now. Loaded in finish(), it would be waited for after the last MMA,
@@ -257,7 +281,7 @@ class Consumer {
   // this thread's part of the sum of squares.
   template <class P>
   MONOLANE_DEVICE float prepare_decode(int layer, const Pass& now) {
-    if (P::kIndex == 0 && layer == 0) return prepare_embedding<P, kConsumers>(layer, token_, shared::x(), thread_id());
+    if (P::kStage == kFirstStage && layer == 0) return prepare_embedding<P, kConsumers, kOneRow<P>>(layer, token_, shared::x(), thread_id());
     if constexpr (P::kMergesSplits) {
       const int splits = span_of<false>(now.start, window_of(layer)).splits;
       if (splits > kFusedSplits)
@@ -265,7 +289,7 @@ class Consumer {
       else if (rank() >= kKvHeads * splits)
         ptx::nanosleep(kBackoffNs);
       if constexpr (kFusedSplits > 1)
-        if (splits > 1 && splits <= kFusedSplits) return prepare_splits(splits, step_ - 1);
+        if (splits > 1 && splits <= kFusedSplits) return prepare_splits<P>(splits, step_ - 1);
     }
     return prepare_words<P>(layer, step_ - 1);
   }
@@ -278,10 +302,11 @@ class Consumer {
     constexpr int kStride = kBufferStrides[P::kReads];
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
     const auto prepare = [&] {  // one warp per row; the norm factor of a row goes to shared::reduce()
-      if constexpr (kStaged) {
+      if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
+      if constexpr (kStaged && !P::kTakesInput) {
         for (int row = warp_id(); row < now.rows; row += kConsumerWarps) {
           uint16_t* to = shared::prefill_x() + row * kPrefillStride;
-          const bool first = P::kIndex == 0 && tiles.layer == 0;
+          const bool first = P::kStage == kFirstStage && tiles.layer == 0;
           const float squares = first ? prepare_embedding<P, 32>(tiles.layer, token_at<true>(now, row), to, lane_id())
                                       : prepare_plain<P, 32>(tiles.layer, plain + row * kStride, to, lane_id());
           const float scale = norm_scale<P>(warp_sum(squares));
@@ -308,7 +333,7 @@ class Consumer {
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
     for (int row = rank(); row < now.rows; row += kLaneWorkers) {
       uint16_t* to = buffers().prefill_normed + row * kStride;
-      const float squares = P::kIndex == 0 && layer == 0
+      const float squares = P::kStage == kFirstStage && layer == 0
                                 ? prepare_embedding<P, kConsumers, To::kGlobal>(layer, token_at<true>(now, row), to, thread_id())
                                 : prepare_plain<P, kConsumers, To::kGlobal>(layer, plain + row * kStride, to, thread_id());
       const float scale = finish_prepare<P>(squares);
@@ -325,7 +350,7 @@ class Consumer {
   MONOLANE_DEVICE void project_last_row(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor, uint64_t& best) {
     constexpr int kBuffer = P::kReads;
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[kBuffer] + (now.rows - 1) * kBufferStrides[kBuffer];
-    const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers>(0, plain, shared::x(), thread_id())); };
+    const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers, kOneRow<P>>(0, plain, shared::x(), thread_id())); };
     project<true, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
       finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), best);
     });
@@ -364,9 +389,9 @@ class Consumer {
       publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kStore) {
       if (kPrefill)
-        buffers().prefill_qkv[row * (kQueryDims + 2 * kKvDims) + output_row] = v;
+        buffers().prefill_qkv[row * (kQueryDims + 2 * kKvDims) + P::kFirstRow + output_row] = v;
       else
-        ptx::store_relaxed(buffers().qkv_words + output_row, tagged_float(v, step_));
+        ptx::store_relaxed(buffers().qkv_words + P::kFirstRow + output_row, tagged_float(v, step_));
     } else {
       const int token = lane() * P::kRows + output_row;
       if (kLanes > 1 && token >= kVocab) return;  // padding
@@ -407,7 +432,10 @@ class Consumer {
     if (kPrefill ? exchange.sends : !exchange.late) send(slot, row, output_row, own, step_);
     if (!exchange.late) {
       note_wait(kWaitLanes);
-      return receive(slot, row, output_row, step_).sum(own);
+      const int64_t since = lane_wait_begins();
+      const float sum = receive(slot, row, output_row, step_).sum(own);
+      lane_wait_ends<kPrefill>(tiles.stage, since);
+      return sum;
     }
     float late = 0.0f;
     if (!kPrefill) {
@@ -438,7 +466,9 @@ class Consumer {
         float v = shared::residual()[row * kMaxOwnedRows + i];
         if (LaneStream::kNorm != kNone) v *= scale * norm_weights<LaneStream>(0)[element];
         send(slot, row, element, v, step_);
+        const int64_t since = lane_wait_begins();
         const Arrivals others = receive(slot, row, element, step_);
+        lane_wait_ends<kPrefill>(kStage, since);
         if (kConcatenates) {
 #pragma unroll
           for (int from = 0; from < kLanes; from++) publish_activation<kPrefill>(kCombined, from * kHidden + element, row, others.value(from, v), step_);
@@ -466,14 +496,26 @@ class Consumer {
     return scale;
   }
 
+  // The highest rank of all workers, which is all that a plain greedy request needs.
+  template <bool kPrefill>
+  MONOLANE_DEVICE uint64_t highest_rank() const {
+    uint64_t rank = max_of_block(await_best(step_ - 1, kBest));
+    if constexpr (kApart) {
+      const int64_t since = lane_wait_begins();
+      rank = max_of_block(of_each_lane(rank, kBest, step_ - 1));
+      lane_wait_ends<kPrefill>(kStageCount - 1, since);
+    }
+    return rank;
+  }
+
   // The sampling stage: all workers choose the same token, and worker 0 posts it to its watchdog warp for the host. A stop token, the limit of
   // tokens, an abort, or a logit that is not a number ends the request.
+  template <bool kPrefill>
   MONOLANE_DEVICE void sample(const Pass& now) {
     const Request& request = monolane_launch.request;
     note_wait(kWaitToken);
     const int made = now.start + now.rows - static_cast<int>(request.token_count);  // tokens of the answer before this one
-    const uint32_t token =
-        monolane_launch.plain_greedy ? token_of(max_of_block(await_best(step_ - 1, kBest))) : choose(now.start + now.rows, made, step_);
+    const uint32_t token = monolane_launch.plain_greedy ? token_of(highest_rank<kPrefill>()) : choose(now.start + now.rows, made, step_);
     if (shared::failed()) return;  // waits ended early, so the token is meaningless
     if (token == kAbortToken || token == kNoToken) return end(token == kNoToken ? kNotANumber : kAborted);
     token_ = static_cast<int32_t>(token);
@@ -502,7 +544,7 @@ class Consumer {
 // The producer warp: streams the tape for the same passes in the same order as Consumer::run(). Its first thread issues all copies.
 MONOLANE_DEVICE void produce() {
   const Request& request = monolane_launch.request;
-  const uint8_t* tape = monolane_launch.tapes[worker_id()];
+  const uint8_t* tape = monolane_launch.tapes[worker_here()];
   const int count = static_cast<int>(request.token_count);
   int position = static_cast<int>(request.cached);
   bool going = true;

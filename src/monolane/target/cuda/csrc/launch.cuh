@@ -40,11 +40,15 @@ struct Own {
 MONOLANE_DEVICE int thread_id() { return ptx::thread_index(); }
 MONOLANE_DEVICE int warp_id() { return static_cast<uint32_t>(ptx::thread_index()) / 32; }
 MONOLANE_DEVICE int lane_id() { return static_cast<uint32_t>(ptx::thread_index()) % 32; }
-MONOLANE_DEVICE int worker_id() { return ptx::block_index(); }
-// Workers are numbered lane after lane. `rank` counts the workers of a lane.
-MONOLANE_DEVICE int lane() { return kLanes > 1 ? worker_id() / kLaneWorkers : 0; }
-MONOLANE_DEVICE int rank() { return kLanes > 1 ? worker_id() % kLaneWorkers : worker_id(); }
-MONOLANE_DEVICE LaneBuffers buffers() { return buffers_of(monolane_launch, lane()); }
+// A launch has all lanes of a model, or one: then every lane has a launch of its own, in a process of its own (kApart). Workers are numbered lane
+// after lane, in all launches; `worker_here` counts those of this launch, and `rank` those of a lane.
+constexpr bool kApart = kLanesHere < kLanes;
+MONOLANE_DEVICE int worker_here() { return ptx::block_index(); }
+MONOLANE_DEVICE int lane_here() { return kLanesHere > 1 ? worker_here() / kLaneWorkers : 0; }
+MONOLANE_DEVICE int lane() { return kApart ? monolane_launch.lane : lane_here(); }
+MONOLANE_DEVICE int rank() { return kLanesHere > 1 ? worker_here() % kLaneWorkers : worker_here(); }
+MONOLANE_DEVICE int worker_id() { return kApart ? lane() * kLaneWorkers + worker_here() : worker_here(); }
+MONOLANE_DEVICE LaneBuffers buffers() { return buffers_of(monolane_launch, lane_here()); }
 // All lanes divide their matrices among their workers in the same way.
 MONOLANE_DEVICE const Segment& segment(int projection) { return monolane_launch.segments[rank() * kProjections + projection]; }
 

@@ -1,5 +1,5 @@
-// Prepares the input of a projection: the bf16 vector x that the weights are multiplied with, one for each row of the pass. The consumer warps of
-// every worker prepare the whole input for their own worker.
+// Prepares the input of a projection: the vector x that the weights are multiplied with, one for each row of the pass, in bf16 or, for low-bit weights in
+// a decode pass, in integers. The consumer warps of every worker prepare the whole input for their own worker.
 //
 // The source is one of: tagged words of a decode pass, plain bf16 activations of a prefill pass in global memory, or the embedding of a token (first
 // layer). attend.cuh adds a fourth: partial outputs of splits. The result lies in shared memory, in the layout of input_index(), or in global memory
@@ -8,7 +8,7 @@
 // Where the projection has an RMS norm, x is multiplied here by the weights of the norm, column by column. The factor 1 / rms is one number for each
 // row of the pass, so it is applied later, to the sums: the functions here return a thread's sum of squares, from which norm_scale() computes it.
 #pragma once
-#include "handoff.cuh"
+#include "lowbit.cuh"
 
 namespace monolane {
 
@@ -21,12 +21,29 @@ MONOLANE_DEVICE Word4 input_words(const uint16_t* p) {
   return kStaged ? *reinterpret_cast<const Word4*>(p) : ptx::load_l2(reinterpret_cast<const Word4*>(p));
 }
 
+// The same as embedding() for low-bit weights, the bits of four floats. A function of its own, because loops over it are unrolled.
+template <class F>
+MONOLANE_NOINLINE Word4 low_bit_embedding(int32_t token, int k) {
+  float v[4];
+  if (monolane_launch.table)
+    four_weights<F, 1, kHidden>(monolane_launch.table + static_cast<int64_t>(token) * kTableRowBytes, 0, k, v);
+  else
+    four_weights<F, kTileRows, round_up(kHidden, kBlockCols)>(monolane_launch.head_tiles[token / kTileRows], token % kTileRows, k, v);
+  const auto bits = [&](int i) { return k + i < kHidden ? ptx::bits_of(v[i]) : 0; };
+  return {bits(0), bits(1), bits(2), bits(3)};
+}
+
 // Four consecutive elements of a token's embedding, from `k` on, a multiple of 4. The embedding comes from the table or, where it is tied to the
 // output head, from the head's row of this token, which lies on its owner's tape in the layout [tile][k-block][row of the tile][column].
 MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
+  if constexpr (EmbeddingFormat::kIsLowBit) {
+    const Word4 four = low_bit_embedding<EmbeddingFormat>(token, k);
+    v[0] = ptx::float_of(four.x), v[1] = ptx::float_of(four.y), v[2] = ptx::float_of(four.z), v[3] = ptx::float_of(four.w);
+    return;
+  }
   const uint16_t* from =
       monolane_launch.table
-          ? monolane_launch.table + static_cast<int64_t>(token) * kHidden + k
+          ? reinterpret_cast<const uint16_t*>(monolane_launch.table) + static_cast<int64_t>(token) * kHidden + k
           : reinterpret_cast<const uint16_t*>(monolane_launch.head_tiles[token / kTileRows]) + k / kKBlock * (kTileRows * kKBlock) +
                 token % kTileRows * kKBlock + k % kKBlock;
 #pragma unroll
@@ -52,22 +69,75 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
 //     word in memory   p0    q0    p1    q1                p2    q2    p3    q3
 //     A register       a0    a1    a2    a3                a0    a1    a2    a3
 //
-// Returns the index, in elements, of columns k and k + 1, where k is a multiple of 4. Columns k + 2 and k + 3 lie 4 elements further.
-template <class P>
+// Low-bit weights: thread t has columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of a group of 32, of which it loads the input as 16 bytes. With 16 rows
+// these are the eight columns in bf16. With 1 row they are the A operand of mma.m16n8k32 for 8-bit integers, with the high parts of the 15-bit integers
+// in one row of A and the low parts in another one:
+//
+//     A register       a0                     a1          a2                          a3
+//     columns          4t .. 4t + 3           the same    16 + 4t .. 19 + 4t          the same
+//     what             high parts             low parts   high parts                  low parts
+//
+// After the 8 groups of a super-block, 512 bytes, there are 16 bytes for each of them: the scale of the integers, and the sums of the first and of the
+// last 16 of them, which zero points and minimums of the weights are multiplied with.
+//
+// Returns the index, in elements of bf16, of columns k and k + 1, where k is a multiple of 4. Columns k + 2 and k + 3 lie 4 elements further, or 2 where
+// weights are low-bit. kIntegers: 1 row of low-bit weights, where the high parts of four columns lie in the place of two, and the low parts behind them.
+constexpr int kBlockElements = kBlockCols + kBlockGroups * 8;  // of a super-block of integers, with what lies behind it, in elements of bf16
+template <class P, bool kIntegers = false>
 MONOLANE_DEVICE int input_index(int k) {
+  if constexpr (P::Format::kIsLowBit)
+    return k / kGroupCols * kGroupCols + k % 16 / 4 * 8 + k % kGroupCols / 16 * 4 + (kIntegers ? k / kBlockCols * (kBlockElements - kBlockCols) : 0);
   if constexpr (P::kFragmentCols == kKBlock) return k / 8 * 8 + k % 8 / 4 * 2;
   return k / (2 * kKBlock) * (2 * kKBlock) + k % 8 / 4 * kKBlock + k % kKBlock / 8 * 8 + k / kKBlock % 2 * 2;
 }
 
-// Where a prepared input lies: in shared memory in the layout of input_index(), or in global memory with its columns in order.
-enum class To { kShared, kGlobal };
+// What a prepared input is: bf16 in shared memory, in the layout of input_index(); integers there; or bf16 in global memory with its columns in order.
+enum class To { kShared, kIntegers, kGlobal };
+// The input of 1 row.
+template <class P>
+constexpr To kOneRow = P::Format::kIsLowBit ? To::kIntegers : To::kShared;
 
-// Multiplies four columns by the weights of the norm and stores them as bf16 at `x`; returns their sum of squares before the multiplication.
-template <To kTo>
-MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint16_t* x) {
-  uint32_t* words = reinterpret_cast<uint32_t*>(x);
-  words[0] = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
-  words[kTo == To::kShared ? 2 : 1] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
+// Stores four columns as integers at `x`, and what belongs to their group at `about`. The 8 threads of a group call it together. The scale of a group is
+// its largest magnitude / 16256; program/activations.py says the same.
+MONOLANE_DEVICE void store_integers(const float (&v)[4], uint16_t* x, uint16_t* about) {
+  constexpr float kLargest = 16256.0f;                               // 127 * 128
+  constexpr uint32_t kSmallest = 0x0da24260u, kNotFinite = 0x7f800000u;  // 1e-30: a group without a larger value becomes zeros
+  uint32_t largest = 0;  // as bits, which are ordered like magnitudes; those of infinity and NaN are larger than all others
+#pragma unroll
+  for (int i = 0; i < 4; i++) largest = max(largest, ptx::bits_of(v[i]) & 0x7fffffffu);
+#pragma unroll
+  for (int mask = 1; mask < 8; mask *= 2) largest = max(largest, ptx::shuffle_xor(largest, mask));
+  const bool counts = largest >= kSmallest && largest < kNotFinite;
+  const float factor = counts ? ptx::divide(kLargest, ptx::float_of(largest)) : 0.0f;
+  int32_t n[4], high[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    n[i] = ptx::round_to_integer(v[i] * factor);
+    high[i] = (n[i] + 64) >> 7;
+    n[i] -= high[i] * 128;
+  }
+  const auto bytes = [](const int32_t (&of)[4]) { return ptx::byte_perm(ptx::byte_perm(of[0], of[1], 0x40), ptx::byte_perm(of[2], of[3], 0x40), 0x5410); };
+  reinterpret_cast<uint64_t*>(x)[0] = static_cast<uint64_t>(bytes(n)) << 32 | bytes(high);
+  uint32_t sum = ((high[0] + high[1]) + (high[2] + high[3])) * 128 + ((n[0] + n[1]) + (n[2] + n[3]));
+  sum += ptx::shuffle_xor(sum, 1);
+  sum += ptx::shuffle_xor(sum, 2);
+  uint32_t* to = reinterpret_cast<uint32_t*>(about);
+  const float scale = ptx::float_of(largest) * (1.0f / kLargest);
+  if (lane_id() % 8 == 0) to[0] = counts ? ptx::bits_of(scale) : largest < kNotFinite ? 0 : 0x7fc00000u, to[1] = sum;
+  if (lane_id() % 8 == 4) to[2] = sum;
+}
+
+// Multiplies four columns by the weights of the norm and stores them at `x`; returns their sum of squares before the multiplication.
+template <class P, To kTo>
+MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint16_t* x, uint16_t* about) {
+  if constexpr (kTo == To::kIntegers) {
+    const float scaled[4] = {v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y), v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w)};
+    store_integers(scaled, x, about);
+  } else {
+    uint32_t* words = reinterpret_cast<uint32_t*>(x);
+    words[0] = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
+    words[kTo == To::kShared && !P::Format::kIsLowBit ? 2 : 1] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
+  }
   return (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
 }
 
@@ -76,9 +146,9 @@ MONOLANE_DEVICE const float* norm_weights(int layer) {
   return buffers().constants + P::kNorm + layer * kConstantsPerLayer;
 }
 
-// The columns of a matrix, padded to whole fragments.
+// The columns of an input, padded to whole fragments; to whole super-blocks where any matrix of the model is low-bit.
 template <class P>
-constexpr int kPaddedCols = P::kFragments * P::kFragmentCols;
+constexpr int kPaddedCols = round_up(P::kCols, kAnyLowBit ? kBlockCols : P::kFragmentCols);
 
 // Prepares columns [0, kCols), and zeros up to kPaddedCols, with kThreadCount threads, of which this one is `thread`. Each thread takes groups of
 // four columns, kStride columns apart, kBurst groups at a time. `fetch(base, v)` fills v with the groups at base, base + kStride, … of a burst.
@@ -89,8 +159,11 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
   constexpr bool kNorm = P::kNorm != kNone;
   constexpr int kRounds = divide_up(kPadded, kBurst * kStride);
   const float* weights = kNorm ? norm_weights<P>(layer) + thread * 4 : nullptr;
+  constexpr bool kIntegers = kTo == To::kIntegers;
+  static_assert(!kIntegers || (kStride % kBlockCols == 0 && kPadded % 128 == 0), "a warp has whole groups, all of them or none");
   // kStride is a multiple of a fragment's columns, so the index of a later group is the index of the first one plus a multiple of kStride.
-  uint16_t* to = x + (kTo == To::kShared ? input_index<P>(thread * 4) : thread * 4);
+  uint16_t* to = x + (kTo == To::kGlobal ? thread * 4 : input_index<P, kIntegers>(thread * 4));
+  uint16_t* about = x + thread * 4 / kBlockCols * kBlockElements + kBlockCols + thread * 4 % kBlockCols / kGroupCols * 8;
   float squares = 0.0f;
 #pragma unroll
   for (int round = 0; round < kRounds; round++) {
@@ -107,7 +180,8 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
       const int from = first + j * kStride;
-      if (from + kStride <= kPadded || from + thread * 4 < kPadded) squares += store_four<kTo>(v[j], weight[j], to + from);
+      const int at = kIntegers ? from / kBlockCols * kBlockElements : from;
+      if (from + kStride <= kPadded || from + thread * 4 < kPadded) squares += store_four<P, kTo>(v[j], weight[j], to + at, about + at);
     }
   }
   return squares;
@@ -120,13 +194,18 @@ constexpr int kFours = divide_up(kPaddedCols<P>, kThreadCount * 4);
 template <class P, int kThreadCount, int kMost>
 constexpr int kBurstOf = divide_up(kFours<P, kThreadCount>, divide_up(kFours<P, kThreadCount>, kMost));
 
+// Whether shuffles follow the polling of an input, for a norm's sum of squares or a group's largest value: then the threads of a warp leave the loop
+// together (see all_ready).
+template <class P>
+constexpr bool kShuffles = P::kNorm != kNone || P::Format::kIsLowBit;
+
 // The input of a decode pass: polls the tagged words of the stage before until all of a thread's words have the tag `step`.
 template <class P>
 MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   constexpr int kBurst = kBurstOf<P, kConsumers, 6>, kStride = kConsumers * 4, kCols = P::kCols;
   const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
-  return prepare_with<P, kConsumers, kBurst>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
+  return prepare_with<P, kConsumers, kBurst, kOneRow<P>>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
     Word4 four[kBurst];
     for (;;) {
       uint32_t wrong = 0;
@@ -144,8 +223,7 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
 #pragma unroll
       for (int j = 0; j < kBurst; j++) wrong |= (four[j].x ^ step) | (four[j].y ^ step) | (four[j].z ^ step) | (four[j].w ^ step);
       const bool ready = (wrong & 0xffffu) == 0;
-      // The sum of squares of a norm needs shuffles, so there the threads of a warp leave the loop together (see all_ready).
-      if (P::kNorm != kNone ? all_ready(ready) : ready || shared::failed()) break;
+      if (kShuffles<P> ? all_ready(ready) : ready || shared::failed()) break;
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {

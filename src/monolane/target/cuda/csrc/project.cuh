@@ -19,6 +19,8 @@
 //     16 rows, whole tile   row r: row r of the pass                                     all
 //     16 rows, half tile    row r: row r of the pass, one k-block in each MMA            first k-block: columns 0-3; second: columns 4-7
 //
+// Low-bit weights have fragments of 8 rows x 256 columns; lowbit.cuh shows how they are multiplied. All else is the same.
+//
 // The rest of C is ignored and costs nothing. With 1 row all rows of the same half of A are equal; 16 bytes of the input as they lie in shared memory
 // are an A operand (see input_index). The sum of an output row of a half tile is the sum of two columns of C.
 //
@@ -46,14 +48,17 @@ struct WarpgroupShare {
   static constexpr int kTileWarps = kWarpgroupWarps / lesser(kChunkTiles, kWarpgroupWarps), kTeams = kWarpgroupWarps / kTileWarps;
   static constexpr int kTeamTiles = kChunkTiles / kTeams, kWarpShares = divide_up(kShares, kTileWarps);
   static_assert(kTeamTiles * kTeams == kChunkTiles, "every team has as many tiles");
-  static constexpr int kFragments = P::kFragments, kChunks = P::kChunks, kChunkFragments = P::kChunkFragments;
-  static constexpr int kKBlocks = P::kFragmentCols / kKBlock;  // of a fragment: 1, or 2 in half tiles
+  static constexpr bool kIsLowBit = P::Format::kIsLowBit;
+  static constexpr int kFragments = P::kFragments, kChunks = P::kChunks, kChunkFragments = P::kChunkFragments, kFragmentBytes = P::kFragmentBytes;
+  static constexpr int kKBlocks = kIsLowBit ? 1 : P::kFragmentCols / kKBlock;  // of a fragment of bf16: 1, or 2 in half tiles
   static constexpr bool kWholeTiles = kChunks == 1;
   static_assert(kWholeTiles || kChunks % kWarpgroups == 0, "a warpgroup's chunks are the same ones of every tile");
   static_assert(P::kTileRows * kKBlocks == kMmaCols, "a fragment fills all columns of B");
   static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
   static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a share
   static constexpr bool kEqualChunks = kChunks * kChunkFragments == kFragments;
+  using Fragment = FragmentOf<typename P::Format>;
+  using Weights = typename Fragment::Type[kTeamTiles * kWarpShares][kWarpFragments];  // of a chunk, in a warp's registers
 
   MONOLANE_DEVICE static int fragments_of(int chunk) { return min(kChunkFragments, kFragments - chunk * kChunkFragments); }
 
@@ -68,7 +73,7 @@ struct WarpgroupShare {
 // --- 1 row ---
 
 // A warp's A operands for its fragments [kFirst, kFirst + kCount) of a chunk: one per k-block.
-template <class S, int kFirst, int kCount>
+template <class S, int kFirst, int kCount, bool kIsLowBit = S::kIsLowBit>
 struct DecodeInputs {
   Word4 values[kCount * S::kKBlocks];
 
@@ -97,10 +102,35 @@ struct DecodeInputs {
   }
 };
 
-// Multiplies a warp's fragments of a chunk, from kFirst on, with inputs that are loaded from shared memory for this chunk, 8 operands at a time.
-template <class S, int kFirst>
-MONOLANE_DEVICE void multiply_one(const Word4 (&weights)[S::kWarpFragments], const uint16_t* from, int fragments, int warp, float (&sums)[4][4]) {
-  constexpr int kTogether = 8 / S::kKBlocks, kCount = lesser(kTogether, S::kWarpFragments - kFirst);
+// The same for low-bit weights: integers of the thread's own group of each super-block, and what belongs to the group. The sums of the thread's group
+// and of rows 2t and 2t + 1 are in sums[0][0..1].
+template <class S, int kFirst, int kCount>
+struct DecodeInputs<S, kFirst, kCount, true> {
+  Word4 values[kCount], about[kCount];
+
+  MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
+    const int behind = kBlockCols - lane_id() * 8 + lane_id() / 4 * 8;
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      values[i] = about[i] = {0, 0, 0, 0};
+      const uint16_t* at = from + (kFirst + i) * kWarpgroupWarps * kBlockElements;
+      if (S::has(kFirst + i, fragments, warp)) values[i] = *reinterpret_cast<const Word4*>(at), about[i] = *reinterpret_cast<const Word4*>(at + behind);
+    }
+  }
+
+  template <class Weights>
+  MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, float (&sums)[4][4]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; i++)
+      if (S::has(kFirst + i, fragments, warp)) multiply_integers(weights[kFirst + i], values[i], about[i], lane_id(), sums[0]);
+  }
+};
+
+// Multiplies a warp's fragments of a chunk, from kFirst on, with inputs that are loaded from shared memory for this chunk, 8 operands at a time, or 2 of
+// low-bit weights.
+template <class S, int kFirst, class Weights>
+MONOLANE_DEVICE void multiply_one(const Weights& weights, const uint16_t* from, int fragments, int warp, float (&sums)[4][4]) {
+  constexpr int kTogether = S::kIsLowBit ? 2 : 8 / S::kKBlocks, kCount = lesser(kTogether, S::kWarpFragments - kFirst);
   DecodeInputs<S, kFirst, kCount> inputs;
   inputs.load(from, fragments, warp);
   inputs.multiply(weights, fragments, warp, sums);
@@ -171,6 +201,25 @@ MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[S::kWarpFragments], 
   }
 }
 
+// The same for low-bit weights, with inputs from shared or from global memory. In the latter their columns are in order.
+template <class S, bool kStaged, class Weights>
+MONOLANE_DEVICE void multiply_low_bit(const Weights& weights, const uint16_t* from, int stride, int fragments, int warp, float (&sums)[4][4]) {
+  const auto words = [](const uint16_t* p) -> Word4 {
+    if constexpr (kStaged) return *reinterpret_cast<const Word4*>(p);
+    const uint64_t first = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(p)), last = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(p + 16));
+    return {static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32), static_cast<uint32_t>(last), static_cast<uint32_t>(last >> 32)};
+  };
+#pragma unroll
+  for (int i = 0; i < S::kWarpFragments; i++) {
+    if (!S::has(i, fragments, warp)) continue;
+    const uint16_t* at = from + i * kWarpgroupWarps * kBlockCols;
+    multiply_widened(weights[i], lane_id(), sums, [&](int group, Word4& upper, Word4& lower) {
+      upper = words(at + group * kGroupCols);
+      lower = words(at + group * kGroupCols + 8 * stride);
+    });
+  }
+}
+
 // Inputs that a warp keeps in registers from one tile to the next: of all its fragments of a chunk. kInputRows: 1 or kPassRows.
 template <class S, int kInputRows>
 struct KeptInputs {
@@ -198,8 +247,9 @@ MONOLANE_DEVICE float* sums_at(int tile, int part, int warp) {
 // Adds up the four accumulators, stores the part of C that counts at `to` (or adds it to what earlier chunks of the tile have left there, if `add`;
 // or does neither, unless `exists`), and clears the accumulators for the next tile. Thread 4g + t holds columns 2t and 2t + 1 of C: of row g in sums[.][0..1], of row g + 8 in
 // sums[.][2..3].
-template <int kKBlocks, int kInputRows>
+template <class S, int kInputRows>
 MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], bool add, bool exists) {
+  constexpr int kKBlocks = S::kKBlocks;
   const auto store = [&](int at, float v) {
     if (exists) to[at] = add ? to[at] + v : v;
   };
@@ -214,6 +264,14 @@ MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], 
     }
     store(row * kMmaCols + column, total[0]), store(row * kMmaCols + column + 1, total[1]);
     store((row + 8) * kMmaCols + column, total[2]), store((row + 8) * kMmaCols + column + 1, total[3]);
+  } else if (S::kIsLowBit) {  // a sum for each group of a super-block
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float total = sums[0][i];
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) total += ptx::shuffle_xor(total, mask);
+      if (row == 0) store(column + i, total);
+    }
   } else {
     // Whole tiles: even accumulators (w0 w1) count in rows 0-7 (`above`), odd ones (w2 w3) in rows 8-15 (`below`). Half tiles: all accumulators count
     // in rows 0-7 for columns 0-3, and in rows 8-15 for columns 4-7.
@@ -280,17 +338,23 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   constexpr bool kOneBatch = P::kMaxTiles <= kBatch;
   constexpr bool kByChunks = kInputRows > 1 && S::kOwnChunks > 1;  // the same chunk of all tiles of a batch, then the next chunk
   static_assert(kTiles == 1 || (S::kWholeTiles && kBatch % kTiles == 0), "a chunk of several tiles has whole ones, and lies in one batch");
-  // Inputs stay in registers where all chunks of this warpgroup have the same input (1 row), or where they would come from L2 (16 rows).
-  constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged : S::kOwnChunks == 1;
-  constexpr int kChunkCols = S::kChunkFragments * P::kFragmentCols;
+  // Inputs stay in registers where all chunks of this warpgroup have the same input (1 row), or where they would come from L2 (16 rows; those of a
+  // super-block are too many).
+  constexpr bool kLowBit = P::Format::kIsLowBit;
+  constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged && !kLowBit : S::kOwnChunks == 1;
+  // Of the input, in elements: of a fragment; of a chunk; and between those of two neighbouring threads. A thread has its own group of each super-block
+  // in integers (1 row), else a part of every group.
+  constexpr int kInputStep = kLowBit && kInputRows == 1 ? kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
+  constexpr int kThreadStep = kLowBit && !kStaged ? 4 : 8;
   const int lane_index = lane_id(), warp = warp_id() % S::kTileWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
-  const uint16_t* thread_x = x + (kInputRows > 1 ? lane_index / 4 * stride : 0) + lane_index % 4 * 8 + warp * P::kFragmentCols + part * kChunkCols;
+  const int thread_place = kLowBit && kInputRows == 1 ? lane_index : lane_index % 4;
+  const uint16_t* thread_x = x + (kInputRows > 1 ? lane_index / 4 * stride : 0) + thread_place * kThreadStep + warp * kInputStep + part * kChunkStep;
   const int team = kTiles > 1 ? warp_id() % kWarpgroupWarps / S::kTileWarps : 0;
   const int chunks = kTiles > 1 ? divide_up(tiles, kTiles) : tiles * S::kChunks;
   const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : tiles * S::kOwnChunks;  // of this warpgroup
   int unloaded = own_chunks;                                                                  // of them, not in registers yet
   constexpr int kUnits = S::kTeamTiles * S::kWarpShares;  // shares of tiles that a warp has of a chunk
-  using Weights = Word4[kUnits][S::kWarpFragments];
+  using Weights = typename S::Weights;
   // Zeroed: otherwise the compiler keeps what the stage before has left in these registers alive up to here, and spills.
   Weights weights0 = {}, weights1 = {}, weights2 = {};
   const auto load_next = [&](Weights& weights) {
@@ -306,13 +370,13 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   int first = 0, count = min(kBatch, tiles);             // the first tile of the batch, and how many it has
   int tile = S::kWholeTiles ? warpgroup * kTiles : 0, chunk = 0;  // first tile of the chunk in the batch; chunk of the tile, counted among those of this warpgroup
   KeptInputs<S, kInputRows> kept[S::kWarpShares];
-  const auto inputs = [&] { return thread_x + (S::kOwnChunks > 1 ? chunk * kWarpgroups * kChunkCols : 0); };
+  const auto inputs = [&] { return thread_x + (S::kOwnChunks > 1 ? chunk * kWarpgroups * kChunkStep : 0); };
   const auto fragments = [&] { return S::fragments_of((S::kOwnChunks > 1 ? chunk * kWarpgroups : 0) + part); };
   const auto keep_inputs = [&] {
     if constexpr (kKeepsInputs)
 #pragma unroll
       for (int i = 0; i < S::kWarpShares; i++)
-        kept[i].load(inputs() + i * S::kTileWarps * P::kFragmentCols, stride, fragments(), warp + i * S::kTileWarps);
+        kept[i].load(inputs() + i * S::kTileWarps * kInputStep, stride, fragments(), warp + i * S::kTileWarps);
   };
   keep_inputs();
   const auto end_batch = [&] {
@@ -342,21 +406,25 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     // Of several units all but the last are done here. Behind a short chunk its slot holds older tiles: their sums are not stored.
     const auto tile_of = [&](int unit) { return tile + team + unit / S::kWarpShares * S::kTeams; };
     const auto share_of = [&](int unit) { return warp + unit % S::kWarpShares * S::kTileWarps; };
+    if constexpr (kUnits > 1) {
 #pragma unroll
-    for (int i = 0; i + 1 < kUnits; i++) {
-      kept[i % S::kWarpShares].inputs.multiply(weights[i], fragments(), share_of(i), sums);
-      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(tile_of(i), part, share_of(i)), lane_index, sums, false, tile_of(i) < count);
+      for (int i = 0; i + 1 < kUnits; i++) {
+        kept[i % S::kWarpShares].inputs.multiply(weights[i], fragments(), share_of(i), sums);
+        store_sums<S, kInputRows>(sums_at<kInputRows>(tile_of(i), part, share_of(i)), lane_index, sums, false, tile_of(i) < count);
+      }
     }
     if constexpr (kKeepsInputs)
       kept[S::kWarpShares - 1].inputs.multiply(weights[kUnits - 1], fragments(), share_of(kUnits - 1), sums);
     else if constexpr (kInputRows == 1)
       multiply_one<S, 0>(weights[0], inputs(), fragments(), warp, sums);
+    else if constexpr (kLowBit)
+      multiply_low_bit<S, kStaged>(weights[0], inputs(), stride, fragments(), warp, sums);
     else
       multiply_staged<S>(weights[0], inputs(), stride, fragments(), warp, sums);
     load_next(weights);
     if (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
       const int last = tile_of(kUnits - 1);
-      store_sums<S::kKBlocks, kInputRows>(sums_at<kInputRows>(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
+      store_sums<S, kInputRows>(sums_at<kInputRows>(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
                                           kTiles == 1 || last < count);
       tile += S::kWholeTiles ? kWarpgroups * kTiles : 1;
       if (!kByChunks) chunk = 0;

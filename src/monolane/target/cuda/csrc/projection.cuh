@@ -1,5 +1,6 @@
 // What the kernel knows of a projection when it is compiled. Every layer has the same projections with the same shapes, so there is one type for each
-// projection of a layer and one for the output head. The generated source defines them as specializations of Projection, in the order of the stages;
+// projection of a layer and one for the output head. Where the matrices of a projection have different formats in different layers, there is a type for
+// each format, a variant; for_layer() chooses. The generated source defines them as specializations of Projection, in the order of the stages;
 // target/cuda/projections.py computes them. Template parameters named P are such a type.
 #pragma once
 
@@ -16,10 +17,15 @@ struct InFlightLimits {
 
 // Members of each specialization:
 //   kIndex                   its place among the projections of a layer; the head comes last
+//   kVariants                number of variants
+//   Format                   Bf16, or the type of a low-bit format (lowbit.cuh)
 //   kIsHead                  whether it is the output head
 //   kStage, kFirst           index of its stage, and of its segment on the tapes, in the first layer
+//   kContinues, kEndsStage   whether it continues the stage of the projection before, with the same input; whether none continues its own
+//   kTakesInput              whether it takes the input as the projection before has prepared it
 //   kRows, kCols             shape of the matrix
-//   kTileRows, kFragmentCols rows of a tile and columns (k) of a fragment: 8 x 32, or 4 x 64 in half tiles
+//   kTileRows, kFragmentCols rows of a tile and columns (k) of a fragment: 8 x 32, or 4 x 64 in half tiles, or 8 x 256 of low-bit weights
+//   kFragmentBytes           what a warp loads at once
 //   kFragments               fragments of a tile
 //   kChunks, kChunkFragments how a tile is cut along k into chunks that fit a slot of the ring
 //   kChunkTiles              tiles of a chunk in a decode pass: several where tiles are small and not cut
@@ -31,8 +37,13 @@ struct InFlightLimits {
 //   kNorm, kBias             offsets of the first layer's norm weights and biases among the constants, or kNone
 //   kEps                     of the norm
 //   kReads, kWrites          buffers
+//   kFirstRow                of its output, in the buffer that it writes
 //   kExchange                its place among the projections whose outputs lanes exchange (exchange.cuh), or kNone
-template <int kIndex>
+template <int kIndex, int kVariant = 0>
 struct Projection;
+
+struct Bf16 {
+  static constexpr bool kIsLowBit = false;
+};
 
 }  // namespace monolane

@@ -44,6 +44,11 @@ MONOLANE_DEVICE int thread_index() {
   return t;
 }
 MONOLANE_DEVICE int block_index() { return blockIdx.x; }
+// The same for another value: what is computed from it is computed again at every use.
+MONOLANE_DEVICE int hidden(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
 
 // All dynamic shared memory of the thread block, aligned to 128 bytes.
 MONOLANE_DEVICE char* shared_memory() {
@@ -122,7 +127,9 @@ MONOLANE_DEVICE void grow_registers() {
 }
 MONOLANE_DEVICE void sync_warp() { __syncwarp(); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+MONOLANE_DEVICE uint32_t shuffle_xor(uint32_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+MONOLANE_DEVICE uint32_t shuffle(uint32_t value, int source) { return __shfl_sync(~0u, value, source); }
 MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int source) { return __shfl_sync(~0u, value, source); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) { return __shfl_up_sync(~0u, value, delta); }
 MONOLANE_DEVICE bool any(bool value) { return __any_sync(~0u, value); }
@@ -163,6 +170,24 @@ MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// c[16x8] += a[16x32] * b[32x8], with signed 8-bit operands and 32-bit sums. Each register of a and b has four integers, the lowest index in the lowest
+// byte. Thread 4g+t of the warp holds:
+//   a0 = A[g][4t .. 4t+3]   a1 = A[g+8][4t .. 4t+3]   a2 = A[g][4t+16 .. 4t+19]   a3 = A[g+8][4t+16 .. 4t+19]
+//   b0 = B[4t .. 4t+3][g]   b1 = B[4t+16 .. 4t+19][g]   c as above
+MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// The same with 16 k, which are a0, a1 and b0.
+MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0));
 }
 
 // --- words in global memory that other thread blocks write while this one polls them ---
@@ -219,15 +244,30 @@ MONOLANE_DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.asyn
 MONOLANE_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 MONOLANE_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// --- host memory ---
+// --- memory that others than the threads of this GPU use, too: that of the host, and that of lanes on other GPUs ---
 
 MONOLANE_DEVICE uint32_t load_system(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+MONOLANE_DEVICE uint64_t load_system(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+MONOLANE_DEVICE uint64_t load_system_acquire(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+MONOLANE_DEVICE void store_system(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+MONOLANE_DEVICE void store_system(uint64_t* p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 MONOLANE_DEVICE void store_system_release(uint32_t* p, uint32_t v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+MONOLANE_DEVICE void store_system_release(uint64_t* p, uint64_t v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
 // --- other loads, time, numbers, counters ---
@@ -255,6 +295,12 @@ MONOLANE_DEVICE float exp2(float x) {
 }
 MONOLANE_DEVICE float log2(float x) { return __log2f(x); }
 MONOLANE_DEVICE float divide(float a, float b) { return __fdividef(a, b); }
+// The fp16 number in the lower half of a register.
+MONOLANE_DEVICE float half_to_float(uint32_t half) {
+  float v;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(v) : "r"(half));
+  return v;
+}
 // Two bf16 in one register, rounded to nearest even.
 MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
   uint32_t v;

@@ -98,29 +98,49 @@ MONOLANE_DEVICE uint64_t* found() { return shared::reduce64() + 16; }
 // --- what workers publish ---
 
 // A 64-bit value needs two tagged words: its upper half in the first, its lower half in the second.
-MONOLANE_DEVICE void publish32(uint64_t* to, uint32_t value, uint32_t step) { ptx::store_relaxed(to, static_cast<uint64_t>(value) << 32 | step); }
+MONOLANE_DEVICE void publish32(uint64_t* to, uint32_t value, uint32_t step) { store_word(to, static_cast<uint64_t>(value) << 32 | step); }
 MONOLANE_DEVICE void publish64(uint64_t* to, uint64_t value, uint32_t step) {
-  ptx::store_relaxed(to, value >> 32 << 32 | step);
-  ptx::store_relaxed(to + 1, value << 32 | step);
+  store_word(to, value >> 32 << 32 | step);
+  store_word(to + 1, value << 32 | step);
 }
+MONOLANE_DEVICE uint32_t await32(const uint64_t* from, uint32_t step) { return await_word64<true>(from, step); }
 MONOLANE_DEVICE uint64_t await64(const uint64_t* from, uint32_t step) {
-  const uint64_t high = await_word64(from, step), low = await_word64(from + 1, step);
+  const uint64_t high = await32(from, step), low = await32(from + 1, step);
   return high << 32 | low;
 }
 
-static_assert(kWorkers <= kConsumers, "every worker has a consumer thread for each worker");
+static_assert(kWorkersHere <= kConsumers && kLanes <= kConsumers, "a worker has a consumer thread for each worker of its launch, and for each lane");
 
+// What the workers of this launch publish for each other.
 MONOLANE_DEVICE uint64_t* published_words(int worker, Published which) { return monolane_launch.published + 2 * (kPublishedCount * worker + which); }
 
 // Publishes the highest of the ranks that this worker's consumer threads have.
 MONOLANE_DEVICE void publish_best(uint64_t rank, uint32_t step, Published which = kBest) {
   rank = max_of_block(rank);
-  if (thread_id() == 0) publish64(published_words(worker_id(), which), rank, step);
+  if (thread_id() == 0) publish64(published_words(worker_here(), which), rank, step);
 }
 
-// Waits for the number that worker thread_id() has published; 0 in threads beyond the last worker.
+// Waits for the number that worker thread_id() of this launch has published; 0 in threads beyond the last worker.
 MONOLANE_DEVICE uint64_t await_best(uint32_t step, Published which) {
-  return thread_id() < kWorkers ? await64(published_words(thread_id(), which), step) : 0;
+  return thread_id() < kWorkersHere ? await64(published_words(thread_id(), which), step) : 0;
+}
+
+// Where every lane has a launch of its own: the number of lane thread_id(); 0 in threads beyond the last lane. `own` is that of this lane, the same in
+// all consumer threads of its workers, of which one passes it on.
+MONOLANE_NOINLINE uint64_t of_each_lane(uint64_t own, Published which, uint32_t step) {
+  if (thread_id() >= kLanes) return 0;
+  uint64_t* words = monolane_launch.lane_published;  // [lane][Published][2]
+  if (worker_here() == 0) publish64(at_lane(thread_id(), words + 2 * (kPublishedCount * lane() + which)), own, step);
+  return await64(words + 2 * (kPublishedCount * thread_id() + which), step);
+}
+
+// The highest of what all workers have published is the highest of kParts numbers, of which thread i gets number i: those of all workers or, where lanes
+// are apart, those of all lanes.
+constexpr int kParts = kApart ? kLanes : kWorkers;
+MONOLANE_DEVICE uint64_t await_parts(uint32_t step, Published which) {
+  const uint64_t theirs = await_best(step, which);
+  if constexpr (kApart) return of_each_lane(max_of_block_noinline(theirs), which, step);
+  return theirs;
 }
 
 // --- a worker's own tokens ---
@@ -219,7 +239,7 @@ namespace sampling {
 MONOLANE_DEVICE uint64_t* powers() { return shared::at<uint64_t>(kXOffset); }
 MONOLANE_DEVICE uint64_t* logarithms() { return powers() + kTableEntries; }
 MONOLANE_DEVICE uint64_t* stretches() { return powers() + 2 * kTableEntries; }
-MONOLANE_DEVICE uint64_t* ranks() { return powers() + 3 * kTableEntries; }                          // [worker]: the rank of each worker's best token
+MONOLANE_DEVICE uint64_t* ranks() { return powers() + 3 * kTableEntries; }            // [kParts]: the ranks of their best tokens
 MONOLANE_DEVICE uint64_t* buckets() { return shared::at<uint64_t>(kBucketsOffset); }  // [2][kBuckets]
 // [own tokens]: the highest fixed-point logit minus the token's, limited to 32 bits. Where logits are in shared memory, distances overwrite them.
 MONOLANE_DEVICE uint32_t* distances(const OwnTokens& own) {
@@ -235,11 +255,11 @@ MONOLANE_DEVICE uint64_t nth_rank(int n) {
   const uint64_t* ranks = sampling::ranks();
   if (thread_id() == 0) found()[0] = 0;
   sync_consumers();
-  if (thread_id() < kWorkers) {
+  if (thread_id() < kParts) {
     const uint64_t mine = ranks[thread_id()];
     int higher = 0;
 #pragma unroll 4
-    for (int w = 0; w < kWorkers; w++) higher += ranks[w] > mine;
+    for (int w = 0; w < kParts; w++) higher += ranks[w] > mine;
     if (higher == n - 1 && mine) found()[0] = mine;  // one thread at most: no two tokens have the same rank
   }
   sync_consumers();
@@ -294,10 +314,10 @@ MONOLANE_DEVICE void list_in_order(Rank rank, int wanted, int count) {
 
 // Publishes the list, one rank by each thread.
 MONOLANE_DEVICE void publish_list(uint32_t step) {
-  TopList* mine = top_list(worker_id());
+  TopList* mine = at_lane(0, top_list(worker_id()));
   const int count = static_cast<int>(listed());
   if (thread_id() < count) publish64(mine->ranks + 2 * thread_id(), list()[thread_id()], step);
-  if (thread_id() == 0) ptx::store_relaxed(&mine->count, static_cast<uint64_t>(count) << 32 | step);
+  if (thread_id() == 0) publish32(&mine->count, static_cast<uint32_t>(count), step);
 }
 
 // Copies the ranks that all workers have published to sampling::buckets() and returns their number; or copies nothing and returns kTooMany where they

@@ -9,6 +9,7 @@
 // allow.
 #pragma once
 #include "cache.cuh"
+#include "lowbit.cuh"
 
 namespace monolane {
 
@@ -42,6 +43,36 @@ MONOLANE_DEVICE uint32_t load_dependency(const Word4* loaded) {
   return mixed;
 }
 
+// What a thread has of a fragment: 16 bytes of bf16, or the codes and scales of a low-bit format. find() returns the address of fragment `index` of a
+// chunk for this thread, and load() a value that depends on everything loaded from there.
+template <class Format>
+struct FragmentOf {
+  using Type = LowBitFragment<Format>;
+
+  MONOLANE_DEVICE static const char* find(const char* chunk, int index, int) { return chunk + index * Type::Place::end(kBlockGroups); }
+  MONOLANE_DEVICE static uint32_t load(Type& fragment, const char* from, int lane_index) { return fragment.load(from, lane_index); }
+};
+template <>
+struct FragmentOf<Bf16> {
+  using Type = Word4;
+
+  MONOLANE_DEVICE static const char* find(const char* chunk, int index, int lane_index) {
+    return reinterpret_cast<const char*>(reinterpret_cast<const Word4*>(chunk) + index * 32 + lane_index);
+  }
+  MONOLANE_DEVICE static uint32_t load(Type& fragment, const char* from, int) {
+    fragment = *reinterpret_cast<const Word4*>(from);
+    return fragment.x;
+  }
+};
+
+// Calls `run` with the variant of projection kIndex that a layer has.
+template <int kIndex, int kVariant = 0, class Run>
+MONOLANE_DEVICE auto for_layer(int layer, Run run) {
+  if constexpr (kVariant + 1 < Projection<kIndex>::kVariants)
+    if (kVariantOf[kIndex][layer] != kVariant) return for_layer<kIndex, kVariant + 1>(layer, run);
+  return run(Projection<kIndex, kVariant>());
+}
+
 // Streams the tape; one thread of the producer warp runs it. All functions that return bool return false when the request has ended or
 // failed meanwhile.
 template <bool kPrefill>
@@ -72,8 +103,12 @@ class Producer {
   template <int kIndex>
   MONOLANE_DEVICE bool copy_layer(const uint8_t*& tape, int layer, int position) {
     const int tiles = shared::own()[layer * kProjectionsPerLayer + kIndex].tiles;
-    if (!(kPrefill ? copy_batches<Projection<kIndex>>(tape, tiles) : copy_tiles<Projection<kIndex>>(tape, tiles))) return false;
-    if (kIndex == 0 && !kPrefill && kStreamsCache && !copy_cache(layer, position)) return false;
+    const bool copied = for_layer<kIndex>(layer, [&](auto projection) {
+      using P = decltype(projection);
+      return kPrefill ? copy_batches<P>(tape, tiles) : copy_tiles<P>(tape, tiles);
+    });
+    if (!copied) return false;
+    if (kIndex + 1 == kProjectionsBeforeAttention && !kPrefill && kStreamsCache && !copy_cache(layer, position)) return false;
     if constexpr (kIndex + 1 < kProjectionsPerLayer)
       return copy_layer<kIndex + 1>(tape, layer, position);
     else
@@ -87,7 +122,7 @@ class Producer {
     int chunk = 0;
     if constexpr (kTiles > 1) {
       for (; tiles > 0; tiles -= kTiles) {
-        const uint32_t bytes = min(kTiles, tiles) * kFragments * kFragmentBytes;
+        const uint32_t bytes = min(kTiles, tiles) * kFragments * P::kFragmentBytes;
         if (!copy_chunk(tape, bytes, in_flight_limit<P>(chunk++))) return false;
         tape += bytes;
       }
@@ -95,7 +130,7 @@ class Producer {
     }
     for (int tile = 0; tile < tiles; tile++)
       for (int left = kFragments; left > 0; left -= kChunkFragments) {
-        const uint32_t bytes = min(kChunkFragments, left) * kFragmentBytes;
+        const uint32_t bytes = min(kChunkFragments, left) * P::kFragmentBytes;
         if (!copy_chunk(tape, bytes, in_flight_limit<P>(chunk++))) return false;
         tape += bytes;
       }
@@ -106,7 +141,7 @@ class Producer {
   // consumers then keep the input of a chunk in registers for all tiles of the batch (see project).
   template <class P>
   MONOLANE_DEVICE bool copy_batches(const uint8_t*& tape, int tiles) {
-    constexpr int kTileBytes = P::kFragments * kFragmentBytes, kChunkBytes = P::kChunkFragments * kFragmentBytes;
+    constexpr int kTileBytes = P::kFragments * P::kFragmentBytes, kChunkBytes = P::kChunkFragments * P::kFragmentBytes;
     constexpr int kTogether = lesser(P::kChunks, kWarpgroups) * kChunkBytes;  // of one tile, before the next tile follows
     for (int left = tiles; left > 0; left -= kPrefillBatch) {
       const int count = min(kPrefillBatch, left);
@@ -208,16 +243,16 @@ struct Cursor {
   // Waits for the warpgroup's next chunk, loads this warp's fragments of it into registers and releases the slot. `team` has the tiles `team`,
   // `team` + S::kTeams, … of the chunk, and `warp` of the team the shares `warp`, `warp` + S::kTileWarps, … of each tile (see WarpgroupShare).
   template <class S>
-  MONOLANE_DEVICE void load_chunk(Word4 (&weights)[S::kTeamTiles * S::kWarpShares][S::kWarpFragments], int team, int warp, int lane_index) {
-    const Word4* from = reinterpret_cast<const Word4*>(await()) + (team * S::kFragments + warp) * 32 + lane_index;
+  MONOLANE_DEVICE void load_chunk(typename S::Weights& weights, int team, int warp, int lane_index) {
+    const char* from = S::Fragment::find(await(), team * S::kFragments + warp, lane_index);
     // Fragments behind the end of a short chunk or tile are loaded, too: a load is cheaper than a condition, and they are not used.
     uint32_t loaded = 0;
 #pragma unroll
     for (int i = 0; i < S::kTeamTiles * S::kWarpShares; i++) {
       const int tile = i / S::kWarpShares * S::kTeams, share = i % S::kWarpShares * S::kTileWarps;
 #pragma unroll
-      for (int j = 0; j < S::kWarpFragments; j++) weights[i][j] = from[(tile * S::kFragments + share + j * kWarpgroupWarps) * 32];
-      loaded ^= load_dependency<S::kWarpFragments>(weights[i]);
+      for (int j = 0; j < S::kWarpFragments; j++)
+        loaded ^= S::Fragment::load(weights[i][j], from + (tile * S::kFragments + share + j * kWarpgroupWarps) * S::kFragmentBytes, lane_index);
     }
     release(loaded);
   }

@@ -3,7 +3,8 @@
 // logprobs to the host's entry. The specification is program/sample.py. Integer sums do not depend on their order, so the token is exactly the one
 // that the specification chooses.
 //
-//   1. Every worker publishes the rank of its best token, and every worker finds the best of all. A greedy request is done.
+//   1. Every worker publishes the rank of its best token, and every worker finds the best of all. A greedy request is done. Where lanes are apart, a
+//      worker of each lane passes the lane's best on to all lanes; likewise in the steps below.
 //   2. Top-k and top-p: all workers add up one histogram of distances (highest fixed-point logit - fixed-point logit). It says which tokens are kept
 //      and which are not, except for those in the bucket that has the border: they are in doubt.
 //   3. Every worker publishes the race key of its first token in the exponential race, among those that are kept or in doubt. Every worker finds the
@@ -33,12 +34,12 @@ class Logprobs {
     if (thread_id() == 0) listed() = 0;
     sync_consumers();  // all threads have read the ranks that choose() has left
     if (monolane_launch.adjusts_logits) {
-      const uint64_t theirs = await_best(step_ - 1, kLikeliest);
-      if (thread_id() < kWorkers) sampling::ranks()[thread_id()] = theirs;
+      const uint64_t theirs = await_parts(step_ - 1, kLikeliest);
+      if (thread_id() < kParts) sampling::ranks()[thread_id()] = theirs;
       best = max_of_block_noinline(theirs);
     }
     const int64_t top = fixed_logit_of(best);
-    const uint64_t threshold = !wanted_ ? kNoNumberRank : wanted_ <= kWorkers ? nth_rank(wanted_) : 0;
+    const uint64_t threshold = !wanted_ ? kNoNumberRank : wanted_ <= kParts ? nth_rank(wanted_) : 0;
     uint64_t sum = 0;
     MONOLANE_LOOP
     for (int i = thread_id(); i < own_.count; i += kConsumers) {
@@ -48,10 +49,10 @@ class Logprobs {
     }
     sum = prefix_of_block(sum).total;
     if (thread_id() == 0) {
-      publish64(sum_of(worker_id()), sum, step_);
+      publish64(at_lane(0, sum_of(worker_id())), sum, step_);
       if (own_.has(chosen)) {
         const uint32_t fixed = static_cast<uint32_t>(fixed_logit(monolane_launch.logits[chosen]));
-        ptx::store_relaxed(chosen_logit(), static_cast<uint64_t>(fixed) << 32 | step_);
+        publish32(at_lane(0, chosen_logit()), fixed, step_);
       }
     }
     if (static_cast<int>(listed()) > wanted_) list_in_order([&](int i) { return rank_of(logit(i), own_.first + i); }, wanted_, own_.count);
@@ -70,15 +71,15 @@ class Logprobs {
   // In worker 0: collects what all workers have published. Each worker lists `wanted_` tokens at most. Where the listed tokens are more than there are
   // consumer threads, as where many logits are equal, they are merged one token after the other.
   MONOLANE_DEVICE void write(int64_t top, Entry* entry) {
-    const uint64_t sum = prefix_of_block(thread_id() < kWorkers ? await64(sum_of(thread_id()), step_) : 0).total;
-    const int count = collect_likeliest(step_);
+    const uint64_t sum = prefix_of_block(kApart ? sum_of_some() : thread_id() < kWorkers ? await64(sum_of(thread_id()), step_) : 0).total;
+    const int count = kApart ? kTooMany : collect_likeliest(step_);
     if (count == kTooMany)
       write_in_order(top, entry);
     else
       write_at_once(count, top, entry);
     if (thread_id() != 0) return;
     entry->total = sum;
-    entry->distance = top - static_cast<int32_t>(await_word64(chosen_logit(), step_));
+    entry->distance = top - static_cast<int32_t>(await32(chosen_logit(), step_));
     entry->top_count = wanted_;
   }
 
@@ -99,11 +100,11 @@ class Logprobs {
   // One thread per worker: in each round the thread with the highest rank below that of the round before writes its token.
   MONOLANE_DEVICE void write_in_order(int64_t top, Entry* entry) const {
     const TopList* theirs = top_list(min(thread_id(), kWorkers - 1));
-    const int count = thread_id() < kWorkers ? static_cast<int>(await_word64(&theirs->count, step_)) : 0;
+    const int count = !kApart && thread_id() < kWorkers ? static_cast<int>(await_word64(&theirs->count, step_)) : 0;
     uint64_t below = kNoNumberRank;
     MONOLANE_LOOP
     for (int n = 0; n < wanted_; n++) {
-      uint64_t mine = 0;
+      uint64_t mine = kApart ? highest_below(below) : 0;
       MONOLANE_LOOP
       for (int i = 0; i < count; i++) {
         const uint64_t rank = await64(theirs->ranks + 2 * i, step_);
@@ -112,6 +113,28 @@ class Logprobs {
       below = max_of_block_noinline(mine);
       if (mine == below && below) put(n, below, top, entry);
     }
+  }
+
+  // Where lanes are apart, workers may be more than consumer threads: a thread looks at some of them. Lane 0 has what all of them have published.
+  MONOLANE_DEVICE uint64_t sum_of_some() const {
+    uint64_t sum = 0;
+    MONOLANE_LOOP
+    for (int worker = thread_id(); worker < kWorkers; worker += kConsumers) sum += await64(sum_of(worker), step_);
+    return sum;
+  }
+  MONOLANE_DEVICE uint64_t highest_below(uint64_t below) const {
+    uint64_t highest = 0;
+    MONOLANE_LOOP
+    for (int worker = thread_id(); worker < kWorkers; worker += kConsumers) {
+      const TopList* theirs = top_list(worker);
+      const int count = min(static_cast<int>(await32(&theirs->count, step_)), kMaxListed);
+      MONOLANE_LOOP
+      for (int i = 0; i < count; i++) {
+        const uint64_t rank = await64(theirs->ranks + 2 * i, step_);
+        if (rank < below) highest = max(highest, rank);
+      }
+    }
+    return highest;
   }
 
   const OwnTokens own_;
@@ -135,8 +158,8 @@ MONOLANE_NOINLINE uint32_t choose(int64_t position, int64_t made, uint32_t step)
     sync_consumers();
     drawing::make_noise(random);
   }
-  const uint64_t theirs = await_best(step - 1, kBest);
-  if (thread_id() < kWorkers) sampling::ranks()[thread_id()] = theirs;
+  const uint64_t theirs = await_parts(step - 1, kBest);
+  if (thread_id() < kParts) sampling::ranks()[thread_id()] = theirs;
   const uint64_t best = max_of_block_noinline(theirs);
   if (best >= kAbortRank) return token_of(best);
   const uint32_t token = greedy ? token_of(best) : drawing::draw(best, step);

@@ -1,16 +1,16 @@
 // The watchdog warp, of which one thread runs. It sets the flag `failed` in shared memory, which ends all waits of its worker, when the
-// worker has begun no stage for deadline_ns, or when another worker has reported a failure in global memory. On worker 0 it also is the
-// link to the host: it writes tokens from the mailbox in shared memory to host memory, and it reads the host's abort flag into shared
-// memory, so consumer warps never wait for host memory.
+// worker has begun no stage for deadline_ns, or when another worker has reported a failure in global memory. On the first worker of a launch it
+// also is the link to the host: it writes tokens from the mailbox in shared memory to host memory, and it reads the host's abort flag into
+// shared memory, so consumer warps never wait for host memory.
 #pragma once
-#include "launch.cuh"
+#include "handoff.cuh"
 
 namespace monolane {
 
 class Watchdog {
  public:
   MONOLANE_DEVICE void run() {
-    const bool host = worker_id() == 0;
+    const bool host = worker_here() == 0;
     bool stopped = false;
     while (!stopped) {
       // The flag is read before the mailbox, so tokens that were posted before the flag was set are still delivered in this iteration.
@@ -33,7 +33,8 @@ class Watchdog {
 
   MONOLANE_DEVICE static shared::Flags* flags() { return shared::flags(); }
 
-  // Sets `failed` where a deadline has passed, here or on another worker. The first worker to find itself stuck reports where it waits.
+  // Sets `failed` where a deadline has passed, here or on another worker. The first worker to find itself stuck reports where it waits, and tells the
+  // other lanes where they have launches of their own.
   MONOLANE_DEVICE void check() {
     if (ptx::load_relaxed(monolane_launch.failed)) return ptx::store_shared(&flags()->failed, 1);
     const uint32_t step = ptx::load_shared(&flags()->step);
@@ -44,10 +45,13 @@ class Watchdog {
       Outcome* outcome = monolane_launch.outcome;
       const uint32_t stage = ptx::load_shared(&flags()->stage);
       outcome->worker = worker_id();
+      outcome->step = step;
       outcome->stage = stage;
       outcome->layer = stage > 0 ? min(static_cast<int>(stage - 1) / kStagesPerLayer, kLayers - 1) : 0;
       outcome->waited_for = ptx::load_shared(&flags()->waits_for);
       ptx::store_system_release(&outcome->status, kStuck);
+      if constexpr (kApart)
+        for (int to = 0; to < kLanes; to++) ptx::store_system(at_lane(to, monolane_launch.failed), 1);
     }
     ptx::store_shared(&flags()->failed, 1);
   }

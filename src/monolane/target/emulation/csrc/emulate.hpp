@@ -108,16 +108,33 @@ MONOLANE_UNTRACKED void multiply_fragments(Warp& warp) {
     for (int i = 0; i < 4; ++i) warp.sum[lane_id][i] = c[lane_id / 4 + i / 2 * 8][lane_id % 4 * 2 + i % 2];
 }
 
-MONOLANE_UNTRACKED void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+// The same with signed 8-bit operands and 32 k: a0 = A[g][4t .. 4t+3], a1 = A[g+8][4t .. 4t+3], a2 = A[g][4t+16 .. 4t+19], a3 = A[g+8][4t+16 ..
+// 4t+19]; b0 = B[4t .. 4t+3][g], b1 = B[4t+16 .. 4t+19][g].
+MONOLANE_UNTRACKED void multiply_integers(Warp& warp) {
+  const auto byte = [](uint32_t word, int i) { return static_cast<int32_t>(static_cast<int8_t>(word >> 8 * i)); };
+  for (int lane_id = 0; lane_id < kLanes; ++lane_id)
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane_id / 4, half = i / 2, column = lane_id % 4 * 2 + i % 2;  // of C: row `row` + 8 `half`
+      int32_t sum = warp.integer_c[lane_id][i];
+      for (int t = 0; t < 4; ++t)
+        for (int k = 0; k < 8; ++k) sum += byte(warp.a[row * 4 + t][half + k / 4 * 2], k % 4) * byte(warp.b[column * 4 + t][k / 4], k % 4);
+      warp.integer_sum[lane_id][i] = sum;
+    }
+}
+
+// Leaves operands of an MMA, lets the last thread of the warp multiply, and returns this thread's part of the sums.
+template <class T>
+MONOLANE_UNTRACKED void mma(T (&c)[4], T (&own_c)[4], T (&own_sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const char* what,
+                            void (*multiply)(Warp&)) {
   Warp& warp = emulate::warp();
   const int lane_id = emulate::lane();
-  for (int i = 0; i < 4; ++i) warp.a[lane_id][i] = a[i], warp.c[lane_id][i] = c[i];
+  for (int i = 0; i < 4; ++i) warp.a[lane_id][i] = a[i], own_c[i] = c[i];
   for (int i = 0; i < 2; ++i) warp.b[lane_id][i] = b[i];
-  if (meet_warp(warp, "mma")) {
-    multiply_fragments(warp);
+  if (meet_warp(warp, what)) {
+    multiply(warp);
     open(warp.meeting);
   }
-  for (int i = 0; i < 4; ++i) c[i] = warp.sum[lane_id][i];
+  for (int i = 0; i < 4; ++i) c[i] = own_sum[i];
 }
 
 // ThreadSanitizer does not support fences. So every fence is an acquire and release of this word, which orders it after all fences before it.
@@ -129,6 +146,7 @@ namespace ptx {
 
 MONOLANE_DEVICE int thread_index() { return emulate::thread(); }
 MONOLANE_DEVICE int block_index() { return emulate::block().index; }
+MONOLANE_DEVICE int hidden(int v) { return v; }
 
 MONOLANE_DEVICE char* shared_memory() { return emulate::block().shared; }
 
@@ -201,9 +219,13 @@ MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
   const auto bits = emulate::shuffle("shuffle_xor(float)", std::bit_cast<uint32_t>(value), emulate::lane_across(mask));
   return std::bit_cast<float>(static_cast<uint32_t>(bits));
 }
+MONOLANE_DEVICE uint32_t shuffle_xor(uint32_t value, int mask) {
+  return static_cast<uint32_t>(emulate::shuffle("shuffle_xor(uint32_t)", value, emulate::lane_across(mask)));
+}
 MONOLANE_DEVICE uint64_t shuffle_xor(uint64_t value, int mask) {
   return emulate::shuffle("shuffle_xor(uint64_t)", value, emulate::lane_across(mask));
 }
+MONOLANE_DEVICE uint32_t shuffle(uint32_t value, int source) { return static_cast<uint32_t>(emulate::shuffle("shuffle(uint32_t)", value, source)); }
 MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int source) { return emulate::shuffle("shuffle", value, source); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
   const int lane_id = emulate::lane();
@@ -238,9 +260,15 @@ MONOLANE_DEVICE uint32_t transpose(uint32_t pair) {
   return static_cast<uint32_t>((first >> shift & 0xffff) | (second >> shift & 0xffff) << 16);
 }
 MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
-  emulate::mma(c, a, b);
+  emulate::Warp& warp = emulate::warp();
+  emulate::mma(c, warp.c[emulate::lane()], warp.sum[emulate::lane()], {a0, a1, a2, a3}, {b0, b1}, "mma", emulate::multiply_fragments);
 }
+MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  emulate::Warp& warp = emulate::warp();
+  const int lane_id = emulate::lane();
+  emulate::mma(c, warp.integer_c[lane_id], warp.integer_sum[lane_id], {a0, a1, a2, a3}, {b0, b1}, "mma of integers", emulate::multiply_integers);
+}
+MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) { mma(c, a0, a1, 0, 0, b0, 0); }
 
 // --- words in global memory that other thread blocks write while this one polls them. Every load lets the other fibers run first ---
 
@@ -298,13 +326,33 @@ MONOLANE_DEVICE void fence_proxy_async_global() {}
 MONOLANE_DEVICE void fence_proxy_async_shared() {}
 MONOLANE_DEVICE void fence() { __atomic_fetch_add(&emulate::fences, 1, __ATOMIC_ACQ_REL); }
 
-// --- host memory ---
+// --- memory of the host, and of lanes on other GPUs ---
 
 MONOLANE_DEVICE uint32_t load_system(const uint32_t* p) {
   emulate::poll("load_system");
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
+MONOLANE_DEVICE uint64_t load_system(const uint64_t* p) {
+  emulate::poll("load_system(uint64_t)");
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE uint64_t load_system_acquire(const uint64_t* p) {
+  emulate::poll("load_system_acquire");
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+MONOLANE_DEVICE void store_system(uint32_t* p, uint32_t v) {
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+MONOLANE_DEVICE void store_system(uint64_t* p, uint64_t v) {
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
 MONOLANE_DEVICE void store_system_release(uint32_t* p, uint32_t v) {
+  emulate::act();
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+MONOLANE_DEVICE void store_system_release(uint64_t* p, uint64_t v) {
   emulate::act();
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
@@ -326,6 +374,11 @@ MONOLANE_DEVICE float exp(float x) { return std::exp(x); }
 MONOLANE_DEVICE float exp2(float x) { return std::exp2(x); }
 MONOLANE_DEVICE float log2(float x) { return std::log2(x); }
 MONOLANE_DEVICE float divide(float a, float b) { return a / b; }
+MONOLANE_DEVICE float half_to_float(uint32_t half) {
+  const float v = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;  // the exponent moves from a bias of 15 to one of 127
+  const uint32_t bits = (half & 0x7c00u) == 0x7c00u ? (half & 0x7fffu) << 13 | 0x7f800000u : std::bit_cast<uint32_t>(v);
+  return std::bit_cast<float>(bits | (half & 0x8000u) << 16);
+}
 MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
   const auto rounded = [](float v) -> uint32_t {
     const uint32_t bits = __builtin_bit_cast(uint32_t, v);

@@ -46,6 +46,7 @@ struct Warp {
   // Operands and results of `mma`.
   uint32_t a[kLanes][4], b[kLanes][2];
   float c[kLanes][4], sum[kLanes][4];
+  int32_t integer_c[kLanes][4], integer_sum[kLanes][4];
 };
 
 struct Fiber {

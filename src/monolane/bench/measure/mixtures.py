@@ -1,0 +1,86 @@
+"""Made-up weights in low-bit formats: any one format, or the mixture of a usual GGUF file, without the file."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from monolane.bench.measure.shapes import MadeUpWeights, hash_of
+from monolane.errors import UsageError
+from monolane.model.config import ModelConfig
+from monolane.model.format import FORMATS, Format, QuantRows, groups_of
+from monolane.model.weights import Bf16Bits, to_bf16
+
+Q4_K_M = "q4_k_m"
+MIXTURES = (Q4_K_M, *(name for name, format in FORMATS.items() if format.is_low_bit))
+
+
+class MadeUpMixture(MadeUpWeights):
+    """Random weights of about the usual magnitude, as ``mixture`` says: the name of a format, or q4_k_m."""
+
+    def __init__(self, config: ModelConfig, mixture: str, seed: int = 0) -> None:
+        super().__init__(config, seed)
+        if mixture not in MIXTURES:
+            raise UsageError(f"There is no mixture {mixture!r}.", f"Choose one of: {', '.join(MIXTURES)}.")
+        self._config, self._mixture = config, mixture
+        self._bytes = np.tile(np.random.default_rng(seed).integers(0, 256, (1 << 22) + 4099, np.uint8), 2)
+        self.identity = f"made up, {mixture}"
+
+    def format(self, name: str) -> Format:
+        """The q4_k_m of llama.cpp: Q4_K, and Q6_K for the head, and for v and down in the first and the last eighth of
+        the layers and in every third one between them."""
+        if self._mixture != Q4_K_M:
+            return FORMATS[self._mixture]
+        if name in ("embed", "head"):
+            return FORMATS["i6k16" if name == "head" or self._config.tied else "u4k32"]
+        _, number, part = name.split(".")
+        layer, layers = int(number), self._config.layers
+        first = layers // 8
+        better = layer < first or layer >= 7 * layers // 8 or (layer - first) % 3 == 2
+        return FORMATS["i6k16" if better and part in ("v", "down") else "u4k32"]
+
+    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        return to_bf16(self.quants(name, start, stop).values(self.shape(name)[1]))
+
+    def quants(self, name: str, start: int, stop: int) -> QuantRows:
+        format, cols = self.format(name), self.shape(name)[1]
+        codes = format.codes
+        assert codes is not None
+        found = QuantRows.zeros(format, stop - start, groups_of(cols))
+        place = hash_of(name)
+        found.codes[:] = self._random(found.codes.shape, place, start)
+        found.high[:] = self._random(found.high.shape, place + 1, start) & (1 << 2 * codes.high_bits) - 1
+        values = np.arange(1 << codes.bits) - codes.zero if codes.table is None else np.array(codes.table)
+        size = 1 / (np.sqrt(cols) * float(values.std()))
+        _fill_scales(found, self._random(found.scales.shape, place + 2, start), size, float(values.mean()))
+        return found
+
+    def _random(
+        self, shape: tuple[int, ...], place: int, start: int
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+        """Rows from ``start`` on of a matrix that begins at that place of the pool, and takes its bytes over and over.
+        As in MadeUpWeights, the pool is there twice."""
+        period, wanted = len(self._bytes) // 2, math.prod(shape)
+        first = (place + start * math.prod(shape[1:])) % period
+        return np.resize(self._bytes[first : first + min(wanted, period)], shape)
+
+
+def _fill_scales(
+    rows: QuantRows, random: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], size: float, mean: float
+) -> None:
+    """Scales between 2/3 and 4/3 of ``size``, and what makes the mean of the weights zero where a format has that."""
+    kind = rows.format.scales
+    assert kind is not None
+    if kind.per_block:
+        rows.scales[:] = 32 + random % 32
+        rows.blocks[..., 0] = size / 48
+        if kind.name == "k32":
+            rows.scales[..., 1] = rows.scales[..., 0]
+            rows.blocks[..., 1] = size / 48 * mean
+        return
+    rows.scales[..., 0] = size * (2 / 3 + random[..., 0] / 384)
+    if kind.name == "g32m":
+        rows.scales[..., 1] = -mean * rows.scales[..., 0].astype(np.float32)
+    if kind.name == "g32z":
+        rows.scales[..., 1] = round(mean)

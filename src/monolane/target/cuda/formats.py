@@ -1,0 +1,73 @@
+"""The formats of a program's weights, as the kernel knows them: a C++ type for each (csrc/lowbit.cuh)."""
+
+from __future__ import annotations
+
+from monolane.model.format import BLOCK_GROUPS, Format
+from monolane.program.stage import Program
+from monolane.program.tiles import block_type
+from monolane.target.cpp import braces, integer_constants
+from monolane.target.cuda.constants import FRAGMENT_BYTES, MMA_COLS
+from monolane.target.generate import SCALINGS
+
+
+def any_low_bit(program: Program) -> bool:
+    """Whether any projection has low-bit weights."""
+    return any(stage.matrix.format.is_low_bit for stage in program.projections)
+
+
+def type_name(format: Format) -> str:
+    return format.name.capitalize()
+
+
+def fragment_bytes(format: Format) -> int:
+    """Bytes that a warp loads at once: 16 per thread of bf16, or a super-block."""
+    return block_type(format, MMA_COLS, BLOCK_GROUPS).itemsize if format.is_low_bit else FRAGMENT_BYTES
+
+
+def fragment_registers(format: Format) -> int:
+    """Registers of a thread that hold its part of a fragment."""
+    if format.codes is None or format.scales is None:
+        return FRAGMENT_BYTES // 32 // 4
+    codes = 16 if format.codes.bits == 8 else 8 + 2 * format.codes.high_bits
+    return codes + format.scales.group_bytes // 2 + format.scales.per_block
+
+
+def definitions(program: Program) -> list[str]:
+    """C++ of the formats, and of the embedding's."""
+    embedding = program.table or program.head.matrix
+    matrices = [*(stage.matrix for stage in program.projections), embedding]
+    used = list(dict.fromkeys(matrix.format for matrix in matrices if matrix.format.is_low_bit))
+    return [
+        f"enum class Scaling : int {braces(SCALINGS.values())};",
+        *(line for format in used for line in _type(format)),
+        f"using EmbeddingFormat = {type_name(embedding.format)};",
+        *integer_constants(
+            {
+                "kAnyLowBit": int(any_low_bit(program)),
+                "kTableRowBytes": embedding.format.row_bytes(embedding.cols),
+            }
+        ),
+    ]
+
+
+def _type(format: Format) -> list[str]:
+    codes, scales = format.codes, format.scales
+    assert codes is not None
+    assert scales is not None
+    table = bytes(value & 255 for value in codes.table or (0,) * 16)
+    words = [int.from_bytes(table[i : i + 4], "little") for i in range(0, 16, 4)]
+    fields = {
+        "bool kIsLowBit": "true",
+        "int kBits": codes.bits,
+        "int kZero": codes.zero,
+        "bool kHasTable": str(codes.table is not None).lower(),
+        **{f"uint32_t kTable{i}": f"{word:#010x}u" for i, word in enumerate(words)},
+        "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",
+        "int kScaleBytes": scales.group_bytes,
+        "int kPerBlock": scales.per_block,
+    }
+    return [
+        f"struct {type_name(format)} {{",
+        *(f"  static constexpr {name} = {value};" for name, value in fields.items()),
+        "};",
+    ]

@@ -1,0 +1,85 @@
+"""Low-bit weights in the CUDA kernel's own sources, in the emulation: compared with transformers, and with itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulated import EmulatedTarget
+from test_low_bit import MIXTURES, SHAPES, TOKENS, model
+
+from monolane.model.config import ModelConfig
+from monolane.program.stage import continues
+from monolane.target.cuda import generate, opening
+from monolane.target.cuda.opening import cuda_plan
+from monolane.target.cuda.shared_memory import shared_memory
+from oracle import Verdict, near_enough
+from random_models import random_model
+
+DECODED = range(TOKENS - 8, TOKENS)  # positions that are also computed by decode passes, one by one
+
+
+def config_of(name: str) -> ModelConfig:
+    case = SHAPES[name]
+    return random_model(replace(case, name=f"{case.name}-low-bit", layers=min(case.layers, 2)), TOKENS).config
+
+
+def tokens_of(name: str) -> list[int]:
+    case = SHAPES[name]
+    return random_model(replace(case, name=f"{case.name}-low-bit", layers=min(case.layers, 2)), TOKENS).tokens
+
+
+def open_mixture(name: str, workers: int = 4, **options: object) -> EmulatedTarget:
+    return EmulatedTarget(config_of(name), model(name)[0], workers, **options)  # type: ignore[arg-type]
+
+
+def check(target: EmulatedTarget, name: str) -> None:
+    """Prefill passes, which multiply in bf16, and decode passes, which multiply integers."""
+    tokens, verdict = tokens_of(name), model(name)[1]
+    near_enough(verdict, target.logits(tokens))
+    decoded = np.concatenate([target.logits(tokens[: at + 1], at) for at in DECODED])
+    near_enough(Verdict(verdict.exact[DECODED], verdict.rounded[DECODED]), decoded)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_logits_are_as_near_as_those_of_bf16(name: str) -> None:
+    """Every format; q, k and v in different ones, and different ones in different layers; a tied head, and a table."""
+    check(open_mixture(name), name)
+
+
+def test_the_mixtures_have_stages_and_layers_of_several_formats() -> None:
+    plans = [cuda_plan(config_of(name), 4, formats=model(name)[0].format) for name in MIXTURES]
+    stages = [stage for plan in plans for stage in plan.program.projections]
+    assert any(continues(stage) for stage in stages)
+    down = [stage.matrix.format for stage in plans[1].program.projections if stage.name == "down"]
+    assert len(set(down)) > 1
+
+
+def test_inputs_that_shared_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "shared_memory", lambda *given: replace(shared_memory(*given), prefill_cols=0))
+    check(open_mixture("qwen2-64"), "qwen2-64")
+
+
+def test_splits_of_a_context_that_a_low_bit_projection_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "SPLIT_PAGES", 1)
+    check(open_mixture("qwen2-96", workers=6), "qwen2-96")
+
+
+def test_workers_and_delays_change_no_bit() -> None:
+    """Decode passes after a prefill pass. With 40 workers some have no tile of q and k, and others none of v."""
+    tokens = tokens_of("qwen2-64")[:20]
+    found = []
+    for workers, delay in ((2, 0), (5, 30), (40, 0)):
+        target = open_mixture("qwen2-64", workers, delay_permille=delay)
+        found.append(
+            np.concatenate([target.logits(tokens[:18]), target.logits(tokens[:19], 18), target.logits(tokens, 19)])
+        )
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_lanes_share_low_bit_matrices() -> None:
+    target = open_mixture("qwen2-96", workers=4, lanes=2)
+    verdict = model("qwen2-96")[1]
+    near_enough(verdict, target.logits(tokens_of("qwen2-96")))
