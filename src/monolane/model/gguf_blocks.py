@@ -38,6 +38,7 @@ from monolane.model.format import (
 Repack = Callable[[Bytes], QuantRows]  # from [row][block][bytes]
 
 _EVERY, _PAIRS = list(range(8)), [0, 2, 4, 6]  # shifts to single bits and to pairs of bits
+_SIXTEEN = np.complex128  # 16 bytes that are copied at once
 _NO_BLOCKS = np.zeros((0, 0, 0), np.float16)
 
 
@@ -118,26 +119,36 @@ def mxfp4_fits(raw: Bytes) -> bool:
     return bool(exponents.min() >= 128 - 24 and exponents.max() <= 128 + 15)
 
 
-def _nibbles(raw: Bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The low and the high 4 bits of every byte, 8 bytes at a time: with so few bytes in a row, that is several times
-    faster."""
-    words = np.ascontiguousarray(raw).view("<u8")
-    low = np.uint64(0x0F0F0F0F0F0F0F0F)
-    return words & low, words >> np.uint64(4) & low
+_LOW, _PAIR_BITS = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0303030303030303)
+_FOUR, _TWO = np.uint64(4), np.uint64(2)
 
 
-def _join(nibbles: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
-    """[..., half of 32 columns, 8 bytes]: the second half goes above the first."""
-    np.bitwise_or(nibbles[..., 0, :], (nibbles << np.uint64(4))[..., 1, :], out=out)
+def _words(raw: Bytes) -> NDArray[np.uint64]:
+    """Bytes in words of 8: with so few bytes in a row, that is several times faster."""
+    return np.ascontiguousarray(raw).view("<u8")
+
+
+def _joined_nibbles(raw: Bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """From 32 bytes at a time, the low nibbles in 16 bytes, and the high ones: byte i has that of byte i, and above it
+    that of byte 16 + i. [..., 32 bytes, 2 words]"""
+    words = _words(raw)
+    # Whole arrays are combined with themselves, two words on; every other pair of words is then one of the result.
+    first = words.reshape(-1)
+    low = first & _LOW
+    high = first ^ low
+    low[:-2] |= low[2:] << _FOUR
+    both = high >> _FOUR
+    both[:-2] |= high[2:]
+    shape = (*words.shape[:-1], words.shape[-1] // 4, 4)
+    return low.reshape(shape)[..., :2], both.reshape(shape)[..., :2]
 
 
 def _group_pairs(raw: Bytes) -> Bytes:
     """The low 4 bits of a super-block, from 4 x 32 bytes: byte i has column i of an even group, and above it column i
     of the odd group that follows."""
     codes = np.empty((*raw.shape[:-1], 4, 2, 2), np.uint64)
-    even, odd = _nibbles(raw)
-    _join(even.reshape(codes.shape), codes[..., 0, :])
-    _join(odd.reshape(codes.shape), codes[..., 1, :])
+    for group, nibbles in enumerate(_joined_nibbles(raw)):
+        codes.view(_SIXTEEN)[..., group, :] = nibbles.view(_SIXTEEN)
     return codes.view(np.uint8).reshape(raw.shape[0], -1, 16)
 
 
@@ -164,13 +175,21 @@ def _q5_k(raw: Bytes) -> QuantRows:
 
 def _q6_k(raw: Bytes) -> QuantRows:
     rows, blocks = raw.shape[:2]
-    # [half of the super-block][32 columns][half of the 32]: the low nibbles are groups 0 and 1, the high ones 2 and 3.
+    # [half of the super-block][low or high nibbles][group]: the low nibbles are groups 0 and 1, the high ones 2 and 3.
     codes = np.empty((rows, blocks, 2, 2, 2, 2), np.uint64)
-    for place, nibbles in enumerate(_nibbles(raw[..., :128])):
-        _join(nibbles.reshape(codes.shape), codes[..., place, :, :])
-    high = _pair(_bits(raw[..., 128:192].reshape(rows, blocks, 2, 32), _PAIRS, 3), 2)
+    for place, nibbles in enumerate(_joined_nibbles(raw[..., :128])):
+        codes.view(_SIXTEEN)[..., place, :, :] = nibbles.view(_SIXTEEN).reshape(rows, blocks, 2, 2, 1)
+    # [half of the super-block][group]: bits 2g and 2g + 1 of a byte are those of group g.
+    pairs = _words(raw[..., 128:192]).reshape(-1)
+    high = np.empty((rows, blocks, 2, 4, 2), np.uint64)
+    for group in range(4):
+        bits = pairs >> np.uint64(2 * group)
+        bits &= _PAIR_BITS
+        bits[:-2] |= bits[2:] << _TWO
+        high.view(_SIXTEEN)[..., group, :] = bits.view(_SIXTEEN).reshape(rows, blocks, 2, 2)[..., :1]
     scales = np.ascontiguousarray(raw[..., 192:208]).view(np.int8).reshape(rows, -1, 2)
-    return _rows(I6, BLOCK_16, codes.view(np.uint8).reshape(rows, -1, 16), high, scales, _halves(raw[..., 208:]))
+    low, upper = (bits.view(np.uint8).reshape(rows, -1, 16) for bits in (codes, high))
+    return _rows(I6, BLOCK_16, low, upper, scales, _halves(raw[..., 208:]))
 
 
 def _iq4_xs(raw: Bytes) -> QuantRows:

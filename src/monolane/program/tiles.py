@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from monolane.model.format import BLOCK_GROUPS, HALF_GROUPS, Bytes, Format, QuantRows
 
 _SHIFTS = 2 * np.arange(HALF_GROUPS, dtype=np.uint8)  # of each group in a byte of ``high``
+_PAIRS = np.uint64(0x0303030303030303)  # the lowest two bits of every byte
 
 
 @functools.cache
@@ -39,7 +40,7 @@ def block_type(format: Format, rows: int, groups: int) -> np.dtype[np.void]:
     for half in range(halves):
         fields.append((f"codes{half}", "<u4", (*planes, rows, 4, min(HALF_GROUPS, groups - HALF_GROUPS * half))))
     if format.codes.high_bits:
-        fields.append(("high", "u1", (rows, 4, halves, format.codes.high_bits, 4)))
+        fields.append(("high", "<u4", (rows, 4, halves, format.codes.high_bits)))
     fields.append(("scales", format.scales.kind, (groups, rows, format.scales.per_group)))
     if format.scales.per_block:
         fields.append(("blocks", "<f2", (rows, format.scales.per_block)))
@@ -108,21 +109,26 @@ def _fill(blocks: NDArray[np.void], rows: QuantRows) -> None:
         else:
             blocks[f"codes{half}"] = part.transpose(0, 2, 1, 4, 3)
         if "high" in names:
-            blocks["high"][:, :, :, :, half] = _joined(high[..., start : start + HALF_GROUPS, :], blocks)
+            several = high[..., start : start + HALF_GROUPS, :]
+            blocks["high"][:, :, :, :, half] = _joined(several, blocks["high"].shape[-1])
     blocks["scales"] = scales.transpose(0, 2, 3, 1, 4)
     if "blocks" in names:
         blocks["blocks"] = numbers[:, :, :, 0].transpose(0, 2, 1, 3)
 
 
-def _joined(high: NDArray[np.generic], blocks: NDArray[np.void]) -> Bytes:
-    """The high bits of up to 4 groups: [tile][block][row][c][word][byte]"""
-    by_group = np.ascontiguousarray(high.transpose(3, 0, 2, 1, 4)).view("<u8")  # 8 bytes at a time
-    lowest = np.uint64(0x0303030303030303)
-    words = [
-        functools.reduce(np.bitwise_or, [(part >> shift & lowest) << 2 * g for g, part in enumerate(by_group)])
-        for shift in range(0, 2 * blocks["high"].shape[-2], 2)
-    ]
-    return np.stack([word.view(np.uint8).reshape(*word.shape[:3], 4, 4) for word in words], -2)
+def _joined(high: NDArray[np.generic], words: int) -> NDArray[np.uint32]:
+    """The high bits of up to 4 groups: [tile][block][row][c][word]"""
+    by_group = np.empty((high.shape[3], high.shape[0], high.shape[2], high.shape[1], 2), np.uint64)
+    # 16 bytes are copied at once, and then combined 8 at a time.
+    by_group.view(np.complex128)[...] = np.ascontiguousarray(high).view(np.complex128).transpose(3, 0, 2, 1, 4)
+    joined = np.zeros((words, *by_group.shape[1:]), np.uint64)
+    for word in range(words):
+        for g, part in enumerate(by_group):
+            bits = part >> np.uint64(2 * word)
+            bits &= _PAIRS
+            bits <<= np.uint64(2 * g)
+            joined[word] |= bits
+    return joined.view(np.uint32).transpose(1, 2, 3, 4, 0)
 
 
 def _read(blocks: NDArray[np.void], rows: QuantRows) -> None:
@@ -136,7 +142,8 @@ def _read(blocks: NDArray[np.void], rows: QuantRows) -> None:
         stop = min(groups, start + HALF_GROUPS)
         codes[..., start:stop, :] = part.reshape(*part.shape[:4], -1)
         if "high" in names:
-            word = blocks["high"][:, :, :, :, half, :, :, None] >> _SHIFTS[: stop - start] & np.uint8(3)
+            joined = np.ascontiguousarray(blocks["high"][:, :, :, :, half, :, None]).view(np.uint8)
+            word = joined[..., None] >> _SHIFTS[: stop - start] & np.uint8(3)
             bits = word[:, :, :, :, 0] if word.shape[4] == 1 else word[:, :, :, :, 0] | word[:, :, :, :, 1] << 2
             high[..., start:stop, :] = bits.reshape(*bits.shape[:3], 16, -1).transpose(0, 2, 1, 4, 3)
     scales[...] = blocks["scales"].transpose(0, 3, 1, 2, 4)
