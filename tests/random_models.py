@@ -26,6 +26,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 ALTERNATING = {
     "sliding_window": 17,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -60,7 +66,7 @@ _WRITTEN = (
     Case("qwen2-64", "Qwen2", 320, 5, 5, 64, 3, 1001, 417, True),
     Case("qwen2-96", "Qwen2", 576, 6, 2, 96, 1, 391, 555, False),
     Case("qwen3-128", "Qwen3", 200, 8, 8, 128, 1, 601, 330, True),
-    Case("qwen3-96-seven-kv-heads", "Qwen3", 196, 14, 7, 96, 3, 809, 350, False),
+    Case("qwen3-96-seven-kv-heads", "Qwen3", 196, 14, 7, 96, 3, 809, 350, False, {"rope_parameters": YARN}),
 )
 # A family that nobody has written a case for is tested all the same.
 CASES = _WRITTEN + tuple(

@@ -151,14 +151,31 @@ def test_qwen_windows_as_in_transformers(tmp_path: Path, family: str, keys: dict
     assert read_folder_config(tmp_path).windows == expected
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
 @pytest.mark.parametrize(
-    "scaling", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3], ids=lambda s: s["rope_type"]
+    "scaling",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 4.0},
+        LLAMA3,
+        YARN,
+        {"rope_type": "yarn", "factor": 4.0},
+        {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 8192},
+        YARN | {"beta_fast": 16.0, "beta_slow": 2, "truncate": False},
+        YARN | {"beta_fast": 0, "mscale": 0.7, "mscale_all_dim": 1.0},
+        YARN | {"mscale": 0.7, "mscale_all_dim": 0, "original_max_position_embeddings": 16},
+        YARN | {"attention_factor": 1.25, "mscale": 2.0, "mscale_all_dim": 1.0},
+        YARN | {"factor": 1.0},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_rope_frequencies_as_in_transformers(tmp_path: Path, scaling: dict[str, Any], head_dim: int) -> None:
     sizes = SIZES | {"head_dim": head_dim, "max_position_embeddings": 131072}
     original = transformers.LlamaConfig(**sizes, rope_parameters=scaling | {"rope_theta": 500000.0})
-    oracle = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(original).inv_freq.numpy()
+    oracle = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(original)
     old_key = dict(scaling)
     old_key["type"] = old_key.pop("rope_type")
     configs = [
@@ -167,7 +184,8 @@ def test_rope_frequencies_as_in_transformers(tmp_path: Path, scaling: dict[str, 
         read(tmp_path, **sizes, rope_theta=500000, rope_scaling=old_key),
     ]
     for config in configs:
-        np.testing.assert_allclose(config.rope.inverse_frequencies(head_dim), oracle, rtol=2e-6)
+        np.testing.assert_allclose(config.rope.inverse_frequencies(head_dim), oracle.inv_freq.numpy(), rtol=2e-6)
+        assert config.rope.attention_factor == pytest.approx(oracle.attention_scaling)
 
 
 OBJECTS: list[Any] = [
@@ -182,6 +200,7 @@ OBJECTS: list[Any] = [
     {"rope_theta": 9e4},
     {"factor": 3.0},
     {"type": "linear", "rope_type": "default", "factor": 2.0},
+    {"type": "yarn", "factor": 4.0, "rope_theta": 2e4},
 ]
 
 
@@ -211,7 +230,7 @@ def test_rope_of_every_mixture_of_keys_as_in_transformers(tmp_path: Path, family
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"type": "longrope", "factor": 4.0}}, "longrope"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
     ],

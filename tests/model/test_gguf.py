@@ -19,8 +19,10 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.data_file import DataFile
 from monolane.model.families.names import gguf_name, huggingface_name
+from monolane.model.families.rope import read_rope
 from monolane.model.gguf_file import read_gguf
 from monolane.model.gguf_weights import open_gguf
+from monolane.model.settings import Settings
 from monolane.model.weights import check_weights, expected_shapes, to_bf16
 
 Kind = gguf.GGMLQuantizationType
@@ -182,6 +184,17 @@ def broken(tmp_path: Path, model: GgufModel) -> Any:
     return caught.value
 
 
+def test_yarn_as_in_transformers(tmp_path: Path) -> None:
+    model = GgufModel()
+    keys = {"rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64, "rope.scaling.yarn_beta_fast": 16.0}
+    model.metadata |= {"rope.scaling.type": "yarn"} | keys
+    rope = open_gguf(model.write(tmp_path / "yarn.gguf"))[0].rope
+    scaling = Settings({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0}, "config.json")
+    settings = Settings({"rope_scaling": scaling.values, "rope_theta": rope.theta}, "config.json")
+    assert rope == read_rope(settings, 64, 64)
+    assert rope.attention_factor > 1.0
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -193,7 +206,7 @@ def broken(tmp_path: Path, model: GgufModel) -> Any:
         ({"context_length": "long"}, "llama.context_length"),
         ({"rope.dimension_count": 32}, "rope.dimension_count"),
         ({"attention.value_length": 32}, "attention.value_length"),
-        ({"rope.scaling.type": "yarn"}, "yarn"),
+        ({"rope.scaling.type": "longrope"}, "longrope"),
         ({"rope.scaling.factor": -4.0}, "rope.scaling.factor"),
         ({"rope.scale_linear": "4"}, "rope.scale_linear"),
         ({"rope.freq_base": math.inf}, "rope.freq_base"),

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 class Rope:
     """Rotary position embedding over the two halves of a head.
 
-    The frequency of each pair is divided by its number in ``factors`` (Llama 3 scaling, linear scaling, the
-    ``rope_freqs`` of a GGUF file); None leaves the frequencies unscaled.
+    The frequency of each pair is divided by its number in ``factors`` (Llama 3 scaling, YaRN, linear scaling, the
+    ``rope_freqs`` of a GGUF file); None leaves the frequencies unscaled. YaRN also multiplies rotated queries and keys
+    with ``attention_factor``.
     """
 
     theta: float
     factors: tuple[float, ...] | None = None
+    attention_factor: float = 1.0
 
     def inverse_frequencies(self, head_dim: int) -> NDArray[np.float64]:
         """Angle per position of each of the ``head_dim // 2`` pairs, in radians."""

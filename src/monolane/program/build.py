@@ -62,7 +62,8 @@ def build_program(
         kv_heads=shard.kv_heads,
         head_dim=config.head_dim,
         splitting=splitting,
-        scale=1 / math.sqrt(config.head_dim),
+        # Queries and keys have this factor of YaRN each; their product has it twice.
+        scale=config.rope.attention_factor**2 / math.sqrt(config.head_dim),
         frequencies=tuple(float(f) for f in config.rope.inverse_frequencies(config.head_dim)),
         cache_format=cache_format,
     )

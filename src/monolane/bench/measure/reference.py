@@ -108,7 +108,8 @@ class _Reader:
     def _with_rope(self, x: Floats) -> Floats:
         """Rotary embedding over the two halves of a head."""
         angles = np.outer(np.arange(x.shape[1]), self._config.rope.inverse_frequencies(self._config.head_dim))[:, None]
-        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        factor = self._config.rope.attention_factor
+        cos, sin = (factor * np.cos(angles)).astype(np.float32), (factor * np.sin(angles)).astype(np.float32)
         low, high = np.split(x, 2, -1)
         return rounded(np.concatenate([low * cos - high * sin, high * cos + low * sin], -1))
 

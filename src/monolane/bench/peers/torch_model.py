@@ -63,8 +63,9 @@ class Decoder(nn.Module):
         frequencies = torch.tensor(config.rope.inverse_frequencies(config.head_dim), dtype=torch.float32)
         angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies).repeat(1, 2)
         dtype = torch.get_default_dtype()
-        self.register_buffer("cosines", angles.cos().to(dtype))
-        self.register_buffer("sines", angles.sin().to(dtype))
+        factor = config.rope.attention_factor
+        self.register_buffer("cosines", (factor * angles.cos()).to(dtype))
+        self.register_buffer("sines", (factor * angles.sin()).to(dtype))
         self.register_buffer("positions", torch.arange(context))
 
     def forward(self, token: Tensor, position: Tensor) -> Tensor:

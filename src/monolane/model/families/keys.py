@@ -101,7 +101,7 @@ _GGUF_NEUTRAL: dict[str, tuple[object, ...]] = {
     "residual_scale": (0.0, 1.0),
 }
 
-_YARN = "for the scaling named yarn, which is refused"
+_YARN = "for the scaling named yarn; elsewhere it is not read"
 
 GGUF_HARMLESS: dict[str, str] = {
     "vocab_size": "the vocabulary's size is the number of rows of the embedding",

@@ -46,9 +46,11 @@ def read_rope(settings: Settings, head_dim: int, context: int) -> Rope:
         return linear_rope(theta, scaling.number("factor"), head_dim)
     if kind == "llama3":
         return _llama3_rope(theta, scaling, head_dim, _original_context(settings, scaling, context))
+    if kind == "yarn":
+        return _read_yarn(theta, scaling, head_dim, _original_context(settings, scaling, context), context)
     raise UnsupportedModelError(
         f"{settings.source}: rotary scaling of type {kind!r} is not supported.",
-        "Supported are default, linear and llama3. Remove the scaling to run within the original context, "
+        "Supported are default, linear, llama3 and yarn. Remove the scaling to run within the original context, "
         "or use another model.",
     )
 
@@ -81,3 +83,64 @@ def _llama3_rope(theta: float, scaling: Settings, head_dim: int, original_contex
     unscaled = np.clip((rotations - low) / (high - low), 0.0, 1.0)  # the share of the original frequency
     factors = 1.0 / ((1.0 - unscaled) / factor + unscaled)
     return Rope(theta, tuple(factors.tolist()))
+
+
+def _read_yarn(theta: float, scaling: Settings, head_dim: int, original_context: int, context: int) -> Rope:
+    """YaRN, as transformers reads it: null as the factor means the ratio of the two contexts."""
+    has_factor = not scaling.has("factor") or scaling.get("factor") is not None
+    factor = scaling.number("factor") if has_factor else context / original_context
+
+    def of_two(key: str) -> float:
+        return _yarn_magnitude(factor, scaling.number(key)) if scaling.get(key) not in (None, 0) else 0.0
+
+    scales = of_two("mscale"), of_two("mscale_all_dim")
+    inferred = scales[0] / scales[1] if all(scales) else _yarn_magnitude(factor)
+    betas = [scaling.number(key) if scaling.get(key) not in (None, 0) else None for key in ("beta_fast", "beta_slow")]
+    return yarn_rope(
+        theta,
+        factor,
+        head_dim,
+        original_context,
+        betas[0] or YARN_FAST,
+        betas[1] or YARN_SLOW,
+        scaling.number("attention_factor", inferred),
+        scaling.flag("truncate", True),
+    )
+
+
+YARN_FAST, YARN_SLOW = 32.0, 1.0  # full rotations within the original context
+
+
+def yarn_rope(
+    theta: float,
+    factor: float,
+    head_dim: int,
+    original_context: int,
+    fast: float = YARN_FAST,
+    slow: float = YARN_SLOW,
+    attention_factor: float | None = None,
+    truncate: bool = True,
+) -> Rope:
+    """Pairs with more than ``fast`` full rotations within the original context keep their frequency, those with fewer
+    than ``slow`` are divided by ``factor``, those between are interpolated by the number of the pair."""
+    if theta <= 1.0:
+        raise UnsupportedModelError(f"YaRN with a theta of {theta} is not supported.", "Use another model.")
+
+    def pair(rotations: float) -> float:
+        """The (fractional) pair that has so many rotations."""
+        return head_dim * math.log(original_context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair(fast), pair(slow)
+    if truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = last - first if last != first else 0.001
+    scaled = np.clip((np.arange(head_dim // 2) - first) / width, 0.0, 1.0)
+    factors = 1.0 / (scaled / factor + (1.0 - scaled))
+    magnitude = _yarn_magnitude(factor) if attention_factor is None else attention_factor
+    return Rope(theta, tuple(factors.tolist()), magnitude)
+
+
+def _yarn_magnitude(factor: float, scale: float = 1.0) -> float:
+    """What queries and keys are multiplied with."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0

@@ -12,7 +12,7 @@ from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.config import ModelConfig, Rope
 from monolane.model.families.keys import refuse_unsupported_gguf_keys, refuse_unsupported_keys
 from monolane.model.families.names import gguf_name, huggingface_name
-from monolane.model.families.rope import linear_rope, read_rope
+from monolane.model.families.rope import YARN_FAST, YARN_SLOW, linear_rope, read_rope, yarn_rope
 from monolane.model.huggingface_quants import Scheme
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor
@@ -98,6 +98,7 @@ class Family:
             raise UnsupportedModelError(
                 f"{settings.source} is a mixture of experts (expert_count).", "Use a dense model."
             )
+        context = settings.integer("context_length", CONTEXT_LIMIT)
         # Some converters write 0 for no window.
         window = settings.integer("attention.sliding_window", CONTEXT_LIMIT) if _has_window(settings) else None
 
@@ -113,9 +114,9 @@ class Family:
             head_dim=head_dim,
             ffn=settings.integer("feed_forward_length", FFN_LIMIT),
             vocab=vocab,
-            context=settings.integer("context_length", CONTEXT_LIMIT),
+            context=context,
             norm_eps=settings.number("attention.layer_norm_rms_epsilon"),
-            rope=_gguf_rope(settings, head_dim, rope_factors),
+            rope=_gguf_rope(settings, head_dim, context, rope_factors),
             windows=(window,) * layers,
             qkv_bias=self.qkv_bias or biased("q", "k", "v"),
             o_bias=biased("o"),
@@ -179,19 +180,19 @@ def _refuse_unsupported(settings: Settings) -> None:
         )
 
 
-def _gguf_rope(settings: Settings, head_dim: int, factors: Sequence[float] | None) -> Rope:
+def _gguf_rope(settings: Settings, head_dim: int, context: int, factors: Sequence[float] | None) -> Rope:
     """Read as llama.cpp does: a missing type means linear, a missing factor or 0 means 1, and ``rope_freqs`` multiply
     the factor."""
     theta = settings.number("rope.freq_base", 10_000.0)
     kind = settings.text("rope.scaling.type", "linear")
-    if kind not in ("none", "linear"):
+    if kind not in ("none", "linear", "yarn") or (kind == "yarn" and factors is not None):
         raise UnsupportedModelError(
             f"{settings.source}: rotary scaling of type {kind!r} is not supported.", "Use another model."
         )
     old_key, new_key = "rope.scale_linear", "rope.scaling.factor"
     keys = [key for key in (new_key, old_key) if settings.has(key)]
     scale = 1.0
-    if kind == "linear" and keys and settings.get(keys[0]) != 0:
+    if kind != "none" and keys and settings.get(keys[0]) != 0:
         scale = settings.number(keys[0])
     if factors is not None:
         if len(factors) != head_dim // 2 or not all(0 < factor < float("inf") for factor in factors):
@@ -200,6 +201,15 @@ def _gguf_rope(settings: Settings, head_dim: int, factors: Sequence[float] | Non
                 "The file is damaged; fetch it again.",
             )
         return Rope(theta, tuple(scale * factor for factor in factors))
+    if kind == "yarn" and scale != 1.0:
+        return yarn_rope(
+            theta,
+            scale,
+            head_dim,
+            settings.integer("rope.scaling.original_context_length", CONTEXT_LIMIT, default=context),
+            settings.number("rope.scaling.yarn_beta_fast", YARN_FAST),
+            settings.number("rope.scaling.yarn_beta_slow", YARN_SLOW),
+        )
     return Rope(theta) if scale == 1.0 else linear_rope(theta, scale, head_dim)
 
 
