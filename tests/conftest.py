@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from monolane.model.fetch import resolve
+from precompiled import precompile_headers
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
@@ -26,6 +27,11 @@ LONGEST = (
     "tests/target/test_cuda_targets.py",
     "tests/serve/test_playground_page.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # processes that share the tests get it from the first one's environment
+        precompile_headers(config.cache.mkdir("headers"))
 
 
 def unit_of(nodeid: str) -> str:

@@ -24,6 +24,7 @@ from monolane.target.cuda.launch import Launch, Outcome, set_request
 from monolane.target.cuda.launch_model import LaunchModel
 from monolane.target.cuda.opening import cuda_plan
 from poison import poison
+from precompiled import EMULATED_FLAGS
 
 SHARED_LIMIT = 232448
 
@@ -59,8 +60,7 @@ def build_emulated(
     compiler = find_compiler()
     assert compiler is not None
     source = generate(plan, shared_limit, emulated=True, traced=traced, apart=apart, stall=stall)
-    # -O1: half the time to compile, and it is compiled more than it is run.
-    return build(source, compiler, vector_level(), headers, ("-Wno-unknown-pragmas", "-O1", *flags))
+    return build(source, compiler, vector_level(), headers, (*EMULATED_FLAGS, *flags))
 
 
 class EmulatedTarget:

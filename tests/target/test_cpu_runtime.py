@@ -226,8 +226,9 @@ def test_the_compiler_of_a_wheel_is_the_last_resort(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("level", ["sse2", "avx2"])
 def test_narrower_vectors_give_the_same_results(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if machine.vector_level().name not in ("avx512", "avx2"):
+    if not machine.vector_level().flags:
         pytest.skip("this processor has no wider vectors to compare with")
+    monkeypatch.delenv("CXX", raising=False)  # once without the headers that tests begin with
     flags = {"sse2": (), "avx2": ("-mavx2", "-mfma", "-mbmi2", "-mf16c")}[level]
     wide = open_target(MODEL.config, MODEL.weights, workers=1)
     monkeypatch.setattr(machine, "vector_level", lambda: machine.VectorLevel(level, flags))

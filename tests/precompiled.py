@@ -1,0 +1,42 @@
+"""Standard headers for the kernels that tests compile, parsed once: parsing is a third of each compilation."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+from monolane.target import emulation
+from monolane.target.cpu.compiler import FLAGS, HEADERS, Compiler, find_compiler
+from monolane.target.cpu.machine import vector_level
+
+EMULATED_FLAGS = ("-Wno-unknown-pragmas", "-O1")  # half the time to compile, and it is compiled more than it is run
+INCLUDE = re.compile(r"^#include <(?!sanitizer/).+>$", re.MULTILINE)
+
+
+def precompile_headers(folder: Path) -> None:
+    """Names a compiler in the environment that begins with these headers. GCC takes a parsed file only where its flags
+    are those of the compilation, and reads the header itself elsewhere."""
+    compiler = find_compiler()
+    if "CXX" in os.environ or compiler is None or "Free Software Foundation" not in compiler.version:
+        return
+    texts = [file.read_text() for headers in {*HEADERS, *emulation.HEADERS} for file in sorted(headers.iterdir())]
+    lines = sorted({line for text in texts for line in INCLUDE.findall(text)})
+    includes = "\n".join([f"// {compiler} {FLAGS} {vector_level()}".replace("\n", " "), *lines, ""])
+    header = folder / "standard.hpp"
+    parsed = folder / "standard.hpp.gch"
+    is_new = not header.exists() or header.read_text() != includes
+    parsed.mkdir(exist_ok=True)
+    header.write_text(includes)
+    for name, flags in {"cpu": (), "emulated": EMULATED_FLAGS}.items():
+        if is_new or not (parsed / name).exists():
+            _parse(compiler, header, flags, parsed / name)
+    os.environ["CXX"] = shlex.join([*compiler.command, "-include", str(header)])
+
+
+def _parse(compiler: Compiler, header: Path, flags: tuple[str, ...], to: Path) -> None:
+    options = [flag for flag in (*FLAGS, *vector_level().flags, *flags) if flag != "-shared"]
+    command = [*compiler.command, *options, "-x", "c++-header", str(header), "-o", str(to)]
+    subprocess.run(command, check=True, capture_output=True)
