@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from monolane.target import emulation
-from monolane.target.cpu.compiler import FLAGS, HEADERS, Compiler, find_compiler
+from monolane.target.cpu.compiler import FLAGS, HEADERS, find_compiler
 from monolane.target.cpu.machine import vector_level
 
 EMULATED_FLAGS = ("-Wno-unknown-pragmas", "-O1")  # half the time to compile, and it is compiled more than it is run
@@ -17,26 +17,18 @@ INCLUDE = re.compile(r"^#include <(?!sanitizer/).+>$", re.MULTILINE)
 
 
 def precompile_headers(folder: Path) -> None:
-    """Names a compiler in the environment that begins with these headers. GCC takes a parsed file only where its flags
-    are those of the compilation, and reads the header itself elsewhere."""
+    """Names a compiler in the environment that begins with these headers. GCC reads the header itself where its flags
+    for the processor are not those that it was parsed with."""
     compiler = find_compiler()
     if "CXX" in os.environ or compiler is None or "Free Software Foundation" not in compiler.version:
         return
     texts = [file.read_text() for headers in {*HEADERS, *emulation.HEADERS} for file in sorted(headers.iterdir())]
     lines = sorted({line for text in texts for line in INCLUDE.findall(text)})
     includes = "\n".join([f"// {compiler} {FLAGS} {vector_level()}".replace("\n", " "), *lines, ""])
-    header = folder / "standard.hpp"
-    parsed = folder / "standard.hpp.gch"
-    is_new = not header.exists() or header.read_text() != includes
-    parsed.mkdir(exist_ok=True)
-    header.write_text(includes)
-    for name, flags in {"cpu": (), "emulated": EMULATED_FLAGS}.items():
-        if is_new or not (parsed / name).exists():
-            _parse(compiler, header, flags, parsed / name)
+    header, parsed = folder / "standard.hpp", folder / "standard.hpp.gch"
+    if not parsed.exists() or header.read_text() != includes:
+        header.write_text(includes)
+        options = [flag for flag in (*FLAGS, *vector_level().flags) if flag != "-shared"]
+        command = [*compiler.command, *options, "-x", "c++-header", str(header), "-o", str(parsed)]
+        subprocess.run(command, check=True, capture_output=True)
     os.environ["CXX"] = shlex.join([*compiler.command, "-include", str(header)])
-
-
-def _parse(compiler: Compiler, header: Path, flags: tuple[str, ...], to: Path) -> None:
-    options = [flag for flag in (*FLAGS, *vector_level().flags, *flags) if flag != "-shared"]
-    command = [*compiler.command, *options, "-x", "c++-header", str(header), "-o", str(to)]
-    subprocess.run(command, check=True, capture_output=True)
