@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from emulated import SHARED_LIMIT
+from emulated import FLAGS, SHARED_LIMIT
 from emulated_gpu import EmulatedContext
 
 from monolane.lanes.memory import SharedMemory
@@ -28,7 +28,6 @@ from monolane.target.cuda import driver, follower, opening, peer_memory
 from monolane.target.cuda.cards import TRIED
 from monolane.target.cuda.jit import Compiled
 from monolane.target.cuda.runtime import CudaTarget
-from precompiled import EMULATED_FLAGS
 
 MAIN = (sys.executable, __file__)
 _shared: list[SharedMemory] = []  # kept mapped
@@ -67,7 +66,7 @@ def map_shared(_: Any, size: int, file: int | None, __: bytes) -> int:
 def compiled(source: str, _: str) -> Compiled:
     compiler = find_compiler()
     assert compiler is not None
-    path = build(source, compiler, vector_level(), emulation.HEADERS, EMULATED_FLAGS)
+    path = build(source, compiler, vector_level(), emulation.HEADERS, FLAGS)
     return Compiled(str(path).encode(), "")
 
 
