@@ -17,9 +17,10 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from monolane.model.generation_config import SuggestedSampling
 from monolane.serve.playground_routes import Machine, add_playground
 
-MACHINE = Machine("scripted", "a synthetic engine", 890_000_000, 4.6e12, 8192, True)
+MACHINE = Machine("scripted", "a synthetic engine", 890_000_000, 4.6e12, 8192, True, SuggestedSampling())
 TICK_S = 0.002  # chunks carry what has become ready since the last
 
 

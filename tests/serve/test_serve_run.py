@@ -93,7 +93,8 @@ def command(*words: str, **variables: str) -> Iterator[tuple[subprocess.Popen[st
     try:
         assert process.stderr is not None
         said = [process.stderr.readline()]
-        while not (found := re.search(r"(\S+) is ready on synthetic: (http://127\.0\.0\.1:\d+)/v1", said[-1])):
+        ready = r"(\S+) is ready on synthetic: playground (http://127\.0\.0\.1:\d+)/ .*, API \2/v1"
+        while not (found := re.search(ready, said[-1])):
             assert said[-1], said
             said.append(process.stderr.readline())
         yield process, found[2], said
