@@ -205,7 +205,7 @@ def test_chat_samples_as_the_models_makers_suggest_unless_told_otherwise(termina
 
     suggested, greedy, generated = sampling("chat"), sampling("chat", "--temperature", "0"), sampling("generate")
     assert (suggested.temperature, suggested.top_p, suggested.repetition_penalty) == (0.7, 0.9, 1.05)
-    assert (greedy.temperature, greedy.top_p) == (0.0, 0.9)
+    assert (greedy.temperature, greedy.top_p, greedy.repetition_penalty) == (0.0, 1.0, 1.0)
     assert (generated.temperature, generated.top_p, generated.repetition_penalty) == (0.0, 1.0, 1.0)
 
 

@@ -33,9 +33,11 @@ def chat(
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer, Ctrl-D leaves, /help shows the rest. Reads a pipe line by line."""
     from monolane.cli.chat_loop import ChatLoop
+    from monolane.engine.params import SamplingParams
 
     given = options.given_sampling(command)
     machine = {"device": device, "workers": workers, "lanes": lanes, "placement": placement}
     machine |= {"quantise": weights, "context": context}
     with opening.open_llm(model, **machine) as llm:
-        ChatLoop(llm, replace(llm.suggested, **given), system).run()
+        greedy = given.get("temperature") == 0  # the likeliest token, without the penalties that are suggested
+        ChatLoop(llm, replace(SamplingParams() if greedy else llm.suggested, **given), system).run()
