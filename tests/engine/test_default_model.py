@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from monolane.cli.default_elsewhere import default_elsewhere
 from monolane.engine import default_model as defaults
 from monolane.engine.default_model import default_model
+from monolane.errors import TargetError
 from monolane.target.cpu.machine import VectorLevel
 
 GB = 10**9
@@ -40,3 +42,10 @@ def test_the_best_coder_that_the_machine_runs_fast(
     monkeypatch.setattr(defaults, "find_gpu", object)
     assert default_model("auto", None).name == default_model("cuda", None).name == "qwen2.5-coder-1.5b"
     assert default_model("cpu", None).name == name
+
+
+def test_the_server_chooses_the_same_without_loading_a_driver_itself() -> None:
+    choice = default_model("cpu", 1)
+    assert default_elsewhere("cpu", 1) == (choice.name, choice.line)
+    with pytest.raises(TargetError, match="No model could be chosen"):
+        default_elsewhere("cpu", "two")  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Makes the pictures of the playground in docs/pictures: ``python tests/serve/playground_pictures.py``.
 
-They show a synthetic engine, and say so; with ``--url`` they show a server that runs.
+With ``--url`` they show a server that runs, as those in the documents do; without it, a synthetic engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playground_answers import CACHE, ORBIT
-from playground_browser import browser
+from playground_browser import ask as type_in
+from playground_browser import browser, set_to
 from playground_server import Script, playground
 from playwright.sync_api import Browser, Page
 
@@ -19,6 +20,8 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 LAPTOP = {"width": 1360, "height": 820}
 PHONE = {"width": 375, "height": 760}
 RACE_MS = 2500  # into the race
+CODE = "Write a Python function that returns all primes below n. Explain it briefly."
+DRAWING = "Write one HTML file with a centred card: a name, a short text and a button. Pleasant CSS. Only the code."
 
 
 @contextmanager
@@ -29,33 +32,33 @@ def page_of(chromium: Browser, url: str, size: dict[str, int], scheme: str) -> I
     )
     page = context.new_page()
     page.goto(url)
-    page.get_by_role("button", name="Orbit").wait_for()
+    page.locator("#send:enabled").wait_for()
     try:
         yield page
     finally:
         context.close()
 
 
-def ask(page: Page, suggestion: str) -> None:
-    page.get_by_role("button", name=suggestion).click()
+def ask(page: Page, prompt: str) -> None:
+    set_to(page, {"Seed": "1"})
+    page.evaluate("settings.open = false")
+    type_in(page, prompt)
     page.locator(".retry").wait_for(timeout=300_000)
+    page.wait_for_timeout(RACE_MS)
+    page.evaluate("talk.scrollTop = 0")
 
 
 def take(chromium: Browser, url: str, folder: Path) -> None:
     for scheme in ("dark", "light"):
         with page_of(chromium, url, LAPTOP, scheme) as page:
-            ask(page, "LRU cache")
-            page.wait_for_timeout(RACE_MS)
+            ask(page, CODE)
             page.screenshot(path=folder / f"playground-race-{scheme}.png")
     with page_of(chromium, url, LAPTOP, "dark") as page:
         page.screenshot(path=folder / "playground-start.png")
-        ask(page, "Orbit")
-        page.wait_for_timeout(RACE_MS)
+        ask(page, DRAWING)
         page.screenshot(path=folder / "playground-preview.png")
     with page_of(chromium, url, PHONE, "dark") as page:
-        ask(page, "LRU cache")
-        page.get_by_role("tab", name="Race").click()
-        page.wait_for_timeout(RACE_MS)
+        ask(page, CODE)
         page.screenshot(path=folder / "playground-phone.png")
 
 
@@ -65,7 +68,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=PICTURES)
     arguments = parser.parse_args()
     arguments.to.mkdir(parents=True, exist_ok=True)
-    script = Script(speed=4700, answers={"planets": ORBIT}, answer=CACHE)
+    script = Script(speed=4700, answers={"HTML": ORBIT}, answer=CACHE)
     with browser() as chromium, playground(script) as synthetic:
         take(chromium, arguments.url or synthetic, arguments.to)
 

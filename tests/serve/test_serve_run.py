@@ -88,7 +88,7 @@ def command(*words: str, **variables: str) -> Iterator[tuple[subprocess.Popen[st
         [sys.executable, "-c", PROGRAM, "serve", *words],
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": paths} | variables,
+        env=os.environ | {"PYTHONPATH": paths, "MONOLANE_MODEL": "fake"} | variables,
     )
     try:
         assert process.stderr is not None

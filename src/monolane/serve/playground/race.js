@@ -70,11 +70,9 @@ export class Race {
   #line(answer) {
     cancelAnimationFrame(this.running);
     this.answer = answer;
-    const speed = 1000 / msPerToken(answer);
-    this.rival = rivalOf(speed);
+    this.rival = rivalOf(1000 / msPerToken(answer));
     this.#show(this.rival !== null);
     byId("replay").textContent = "";
-    if (!this.rival) setText(byId("no-race"), `At ${figure(speed)} tok/s there is nothing slower to race against.`);
     setText(byId("rival"), `${this.rival} tok/s`);
     byId("theirs").setAttribute("aria-label", `Progress at ${this.rival} tokens per second`);
     byId("replay").setAttribute("aria-label", `The same answer at ${this.rival} tokens per second`);
