@@ -34,8 +34,12 @@ def test_what_a_config_says(config: dict[str, object], suggested: SuggestedSampl
 
 
 def test_what_a_gguf_file_says() -> None:
-    metadata = {"general.sampling.temp": 0.5, "general.sampling.top_k": 40, "general.sampling.penalty_repeat": 1.2}
-    assert sampling_of_metadata(metadata, FILE) == SuggestedSampling(0.5, 40, 1.0, 0.0, 1.2)
+    metadata = {
+        "general.sampling.temp": 0.699999988,
+        "general.sampling.top_k": 40,
+        "general.sampling.penalty_repeat": 1.2,
+    }
+    assert sampling_of_metadata(metadata, FILE) == SuggestedSampling(0.7, 40, 1.0, 0.0, 1.2)
 
 
 @pytest.mark.parametrize("value", [-1, 101, math.nan, math.inf, "hot", True, [1], 10**400])

@@ -68,7 +68,7 @@ def test_models_tells_which_are_there(default_model_path: Path) -> None:
     (line,) = (line for line in listed.out.splitlines() if line.startswith("smollm2-135m"))
     assert "fetched" in line
     assert "98.4 MB" in line
-    assert "(default)" in line
+    assert listed.out.count("(default here)") == 1
 
 
 def test_inspect(default_model_path: Path, tmp_path: Path) -> None:

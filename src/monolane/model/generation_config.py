@@ -11,7 +11,7 @@ from monolane.model.settings import shown
 
 _LIMITS = {  # from, to: beyond them a file is damaged
     "temperature": (0.0, 100.0),
-    "top_k": (0, 2**31),
+    "top_k": (-1, 2**31),  # -1 and 0: all tokens
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.01, 10.0),
@@ -56,14 +56,12 @@ def _checked(given: Mapping[str, object], source: Path) -> SuggestedSampling:
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     for name, value in given.items():
         low, high = _LIMITS[name]
-        if name == "top_k" and value == -1:  # some files write "all tokens" so
-            value = 0
         if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
             raise ModelFileError(
                 f"{source}: {name} should be a number from {low} to {high}, but is {shown(value)}.",
                 "The file is damaged; fetch it again.",
             )
-        values[name] = float(value)
+        values[name] = round(max(float(value), 0.0), 6)  # GGUF files have fp32: 0.7 is 0.699999988 there
     if values["top_p"] == 0:  # only the likeliest token: what temperature 0 says
         values |= {"top_p": 1.0, "temperature": 0.0}
     return SuggestedSampling(
