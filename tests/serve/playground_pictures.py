@@ -1,6 +1,6 @@
 """Makes the pictures of the playground in docs/pictures: ``python tests/serve/playground_pictures.py``.
 
-With ``--url`` they show a server that runs, as those in the documents do; without it, a synthetic engine.
+They show a synthetic engine, and say so; with ``--url`` they show a server that runs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 LAPTOP = {"width": 1360, "height": 820}
 PHONE = {"width": 375, "height": 760}
 RACE_MS = 2500  # into the race
-CODE = "Write a Python function that returns all primes below n. Explain it briefly."
-DRAWING = "Write one HTML file with a centred card: a name, a short text and a button. Pleasant CSS. Only the code."
+CODE = "Write an LRU cache in Python with O(1) get and put. Explain it briefly."
+PLANETS = "Write one HTML file that shows planets circling a sun on a canvas, with trails. Only the code."
+CARD = "Write one HTML file with a centred card: a name, a short text and a button, with CSS. Only the code."  # easier
 
 
 @contextmanager
@@ -48,14 +49,14 @@ def ask(page: Page, prompt: str) -> None:
     page.evaluate("talk.scrollTop = 0")
 
 
-def take(chromium: Browser, url: str, folder: Path) -> None:
+def take(chromium: Browser, url: str, folder: Path, drawing: str) -> None:
     for scheme in ("dark", "light"):
         with page_of(chromium, url, LAPTOP, scheme) as page:
             ask(page, CODE)
             page.screenshot(path=folder / f"playground-race-{scheme}.png")
     with page_of(chromium, url, LAPTOP, "dark") as page:
         page.screenshot(path=folder / "playground-start.png")
-        ask(page, DRAWING)
+        ask(page, drawing)
         page.screenshot(path=folder / "playground-preview.png")
     with page_of(chromium, url, PHONE, "dark") as page:
         ask(page, CODE)
@@ -68,9 +69,9 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=PICTURES)
     arguments = parser.parse_args()
     arguments.to.mkdir(parents=True, exist_ok=True)
-    script = Script(speed=4700, answers={"HTML": ORBIT}, answer=CACHE)
+    script = Script(speed=4700, answers={"planets": ORBIT}, answer=CACHE)
     with browser() as chromium, playground(script) as synthetic:
-        take(chromium, arguments.url or synthetic, arguments.to)
+        take(chromium, arguments.url or synthetic, arguments.to, CARD if arguments.url else PLANETS)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ _FENCE = re.compile(r"\s*(```|~~~)")
 
 
 class WordWrap:
-    """A word is kept until its end is known, and the space before it until the word is. Lines of code blocks stay whole,
-    as a terminal shows them."""
+    """A word is kept until its end is known, and the space before it as long. Lines of code blocks stay whole, as a
+    terminal shows them."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns
