@@ -166,12 +166,15 @@ def test_the_context_is_shown_and_a_full_one_offers_what_can_be_done(chromium: B
         expect(page.locator(".turn:last-child .words")).to_have_text("Four.")
         expect(page.locator(".left-out .asked")).to_have_text(["One?", "Two?"])
         script.finish, script.machine = "length", replace(script.machine, context=22)
+        page.reload()
         ask(page, "Five?")
         expect(page.locator(".turn:last-child .note")).to_have_text("The context is full: the answer ends here.")
         page.locator(".turn:last-child .ways").get_by_role("button", name="New conversation").click()
+        script.machine = replace(script.machine, context=8192)
+        page.reload()
         set_to(page, {"Max tokens": "2"})
         ask(page, "Six?")
-        expect(page.locator(".note")).to_have_text("Ended after 2 tokens, as set.")
+        expect(page.locator(".note")).to_have_text("Ended after 2 tokens, the most that were allowed.")
         expect(page.locator(".ways")).to_be_hidden()
     said = [[message["content"] for message in request["messages"]] for request in script.requests]
     assert said[4] == ["Three?", "Four.", "Four?"]

@@ -17,9 +17,8 @@ export function showContext(answer, context) {
   setText(byId("context-text"), `${count(tokens)} of ${count(context)} tokens`);
 }
 
-/** The answer ended, or never began, because there was no more room. */
-export function isFull({ reason, code, max_tokens, ...answer }) {
-  if (code === "context_length_exceeded") return true;
-  const made = answer.timings?.generated_tokens ?? answer.timeline.tokens;
-  return reason === "length" && !(max_tokens && made >= max_tokens);
+/** The answer never began, or ended, because there was no more room: not because of a limit on its length. */
+export function isFull(answer) {
+  if (answer.code === "context_length_exceeded") return true;
+  return answer.reason === "length" && taken(answer) >= answer.context - 1;
 }

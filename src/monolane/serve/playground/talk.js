@@ -61,7 +61,8 @@ export class Talk {
 
   #next() {
     const { model } = this.picker;
-    return freshAnswer({ ...this.settings.values(), ...(model && { model }), continues: !this.machine.can_chat });
+    const { context, can_chat } = this.machine;
+    return freshAnswer({ ...this.settings.values(), ...(model && { model }), context, continues: !can_chat });
   }
 
   async #askAgain(answer) {

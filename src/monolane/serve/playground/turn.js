@@ -103,13 +103,15 @@ export class TurnView {
 }
 
 function remark(answer) {
-  const { phase, ahead, error, reason, before, max_tokens } = answer;
+  const { phase, ahead, error, reason, before, timings } = answer;
   if (error) return error;
   if (phase !== "over" && before) return "The page was reloaded: the same answer, with the same seed, is on its way";
   if (phase === "waiting") return ahead ? `In the queue, ${count(ahead)} before you` : "Reading your prompt";
   if (phase === "over" && reason === "stopped") return "Stopped";
   if (phase === "over" && reason === "length")
-    return isFull(answer) ? "The context is full: the answer ends here." : `Ended after ${count(max_tokens)} tokens, as set.`;
+    return isFull(answer)
+      ? "The context is full: the answer ends here."
+      : `Ended after ${count(timings.generated_tokens)} tokens, the most that were allowed.`;
   return "";
 }
 
