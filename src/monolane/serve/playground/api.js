@@ -45,7 +45,7 @@ async function get(path) {
   return response.json();
 }
 
-/** { model, device, bytes_per_token, ceiling_bytes_per_s, context, can_chat, sampling }, of one of the server's models. */
+/** { model, device, bytes_per_token, ceiling_bytes_per_s, context, can_chat, sampling }, of one of its models. */
 export const machine = (model) => get(model ? `machine?model=${encodeURIComponent(model)}` : "machine");
 
 /** The names of the models that the server has. */

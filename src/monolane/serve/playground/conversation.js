@@ -2,10 +2,10 @@
 import { Timeline } from "./timeline.js";
 
 /**
- * Turns are { prompt, answer }. An answer is { text, before, phase, reason, error, code, timings, timeline, promptTokens,
- * context, seed, temperature, top_p, max_tokens, continues }; its phase is "waiting", "writing" or "over". `before`: what
- * had come of it when the page was reloaded. `continues`: it goes on where the prompt ends, because the model cannot
- * chat.
+ * Turns are { prompt, answer }. An answer is { text, before, phase, reason, error, code, timings, timeline,
+ * promptTokens, context, seed, temperature, top_p, max_tokens, continues }; its phase is "waiting", "writing" or "over".
+ * `before`: what had come of it when the page was reloaded. `continues`: it goes on where the prompt ends, because the
+ * model cannot chat.
  */
 export class Conversation {
   constructor({ id = crypto.getRandomValues(new Uint32Array(2)).join("-"), name = "", system = "", leftOut = 0 } = {}) {

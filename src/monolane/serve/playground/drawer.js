@@ -5,7 +5,7 @@ import { conversations, forget, keep } from "./shelf.js";
 const when = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "short" });
 
 export class Drawer {
-  /** `open(conversation)` shows one; `changed(conversation)` says that one has another name; `gone(id)` that one is gone. */
+  /** `open(conversation)` shows one; `changed(conversation)` hears of another name, `gone(id)` that one is deleted. */
   constructor(acts) {
     this.acts = acts;
     this.dialog = byId("drawer");
@@ -33,7 +33,8 @@ export class Drawer {
       this.acts.open(one);
     });
     const button = (label, act) => {
-      const made = element("button", { type: "button", className: "chip", "aria-label": `${label} “${one.title}”` }, label);
+      const name = `${label} “${one.title}”`;
+      const made = element("button", { type: "button", className: "chip", "aria-label": name }, label);
       made.addEventListener("click", act);
       return made;
     };
@@ -78,7 +79,8 @@ export class Drawer {
 
 /** As a file of Markdown, through the browser's own way of saving. */
 function save(conversation) {
-  const name = conversation.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "conversation";
+  const words = conversation.title.match(/[\p{L}\p{N}]+/gu) ?? ["conversation"];
+  const name = words.join("-").slice(0, 60);
   const address = URL.createObjectURL(new Blob([conversation.toMarkdown()], { type: "text/markdown" }));
   element("a", { href: address, download: `${name}.md` }).click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);

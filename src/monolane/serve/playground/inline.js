@@ -38,7 +38,7 @@ function drawn([found, escaped, , code, label, address, bare, strong, strong2, s
   return element("em", {}, ...inline(soft ?? soft2));
 }
 
-/** Addresses of the web and of mail only: others could run code. They open beside this page, and learn nothing of it. */
+/** Addresses of the web and of mail only: others could run code. They open in another tab, and learn nothing of it. */
 function link(address, label) {
   if (!/^(https?:\/\/|mailto:)/i.test(address)) return null;
   return element("a", { href: address, target: "_blank", rel: "noopener noreferrer", title: address }, label);

@@ -22,8 +22,8 @@ export class Race {
   }
 
   /**
-   * An answer that is being written joins when its speed is known; the race is as old as its first token. At its end the
-   * engine's own clock may say that another speed is the one to race against.
+   * An answer that is being written joins when its speed is known; the race is as old as its first token. At its end
+   * the engine's own clock may say that another speed is the one to race against.
    */
   follow(answer) {
     const { timeline, phase } = answer;
@@ -131,9 +131,7 @@ export class Race {
     const [here, there] = [AGENT_RUN * ms, (AGENT_RUN * 1000) / this.rival];
     setText(byId("saving"), here < there ? `${duration(there - here)} saved` : "");
     const times = there / here < 10 ? figure(there / here) : count(there / here);
-    setText(
-      byId("saving-how"),
-      `on a ${count(AGENT_RUN)}-token agent run: ${duration(here)} instead of ${duration(there)}, ${times} times as fast`,
-    );
+    const compared = `${duration(here)} instead of ${duration(there)}, ${times} times as fast`;
+    setText(byId("saving-how"), `on a ${count(AGENT_RUN)}-token agent run: ${compared}`);
   }
 }

@@ -26,15 +26,31 @@ const CARD = [
   "A page that draws itself",
   "Write one HTML file with a centred card: a name, a short text and a button, with pleasant CSS. Only the code.",
 ];
-const PRIMES = ["Primes", "A function in Python", "Write a Python function that returns all primes below n. Explain it briefly."];
-const SQL = ["SQL", "A query, explained", "Write an SQL query for the three customers with the highest total of orders. Explain it."];
-const REGEX = ["Regex", "Python", "Write a Python function that finds all e-mail addresses in a text with a regular expression."];
+const PRIMES = [
+  "Primes",
+  "A function in Python",
+  "Write a Python function that returns all primes below n. Explain it briefly.",
+];
+const SQL = [
+  "SQL",
+  "A query, explained",
+  "Write an SQL query for the three customers with the highest total of orders. Explain it.",
+];
+const REGEX = [
+  "Regex",
+  "Python",
+  "Write a Python function that finds all e-mail addresses in a text with a regular expression.",
+];
 const CAPITAL = ["Capital", "A fact", "What is the capital of France?"];
 const STORY = ["Story", "A few sentences", "Write a very short story about a lighthouse."];
 const MAIL = ["E-mail", "Polite and short", "Write a short, polite e-mail that asks to move a meeting to Friday."];
 const LIST = ["List", "Three ideas", "List three ideas for a rainy afternoon."];
 const EXPLAIN = ["Explain", "Simply", "Why is the sky blue? Explain it to a child."];
-const PLAN = ["Plan", "Step by step", "Plan a weekend in Lisbon for two people who like walking and food. Use a table."];
+const PLAN = [
+  "Plan",
+  "Step by step",
+  "Plan a weekend in Lisbon for two people who like walking and food. Use a table.",
+];
 
 const TO_CONTINUE = [
   ["JSON", "A function that reads it", "def read_json(path):"],

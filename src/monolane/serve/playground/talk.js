@@ -17,8 +17,8 @@ const say = (text) => setText(byId("announce"), text);
 
 export class Talk {
   /**
-   * `parts` are the composer, settings, picker, instruments, speeds, race and preview of the page; `unlock()` gets another
-   * key for the server, and is true when it has one.
+   * `parts` are the composer, settings, picker, instruments, speeds, race and preview of the page; `unlock()` gets
+   * another key for the server, and is true when it has one.
    */
   constructor(parts, unlock) {
     Object.assign(this, parts, { unlock });
