@@ -20,8 +20,10 @@ from monolane import ModelFileError, cli
 from monolane.bench.measure.shapes import SHAPES
 from monolane.cli import opening
 from monolane.cli.progress_bar import PlainProgress, TerminalProgress
+from monolane.cli.word_wrap import WordWrap
+from monolane.engine.default_model import Choice
 from monolane.model import fetch
-from monolane.model.catalogue import DEFAULT_MODEL
+from monolane.program.sample import Sampling
 
 
 class Terminal:
@@ -195,13 +197,54 @@ def test_chat_through_a_pipe_remembers_and_forgets(terminal: Terminal) -> None:
     assert asked == [encode(one), encode(f"{one}Yes.[user]And?[assistant]"), encode(one)]
 
 
+def test_chat_samples_as_the_models_makers_suggest_unless_told_otherwise(terminal: Terminal) -> None:
+    def sampling(*words: str) -> Sampling:
+        target = terminal.answers("Yes.<eos>")
+        assert terminal.run(*words, piped="Hi\n")[0] == 0
+        return target.requests[0].sampling
+
+    suggested, greedy, generated = sampling("chat"), sampling("chat", "--temperature", "0"), sampling("generate")
+    assert (suggested.temperature, suggested.top_p, suggested.repetition_penalty) == (0.7, 0.9, 1.05)
+    assert (greedy.temperature, greedy.top_p, greedy.repetition_penalty) == (0.0, 1.0, 1.0)
+    assert (generated.temperature, generated.top_p, generated.repetition_penalty) == (0.0, 1.0, 1.0)
+
+
+def test_commands_of_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
+    target = terminal.answers("Yes.<eos>")
+    file = tmp_path / "talk.md"
+    words = ["/save", "/what", "/help", "/usr/bin is a folder"]
+    lines = ["/system", "/system Be brief.", "Hi", f"/save {file}", *words]
+    code, out, err = terminal.run("chat", piped="\n".join(lines))
+    assert (code, out) == (0, "Yes.\n" * 2)
+    one = "[system]Be brief.[user]Hi[assistant]"
+    assert [list(request.tokens) for request in target.requests] == [
+        encode(one), encode(f"{one}Yes.[user]/usr/bin is a folder[assistant]"),
+    ]  # fmt: skip
+    assert file.read_text() == "## system\n\nBe brief.\n\n## user\n\nHi\n\n## assistant\n\nYes.\n"
+    for said in ("told nothing", "told: Be brief.", "Saved to", "Say where", "There is no /what", "/reset "):
+        assert said in err
+    terminal.answers("Yes.<eos>")
+    assert "Is a directory" in terminal.run("chat", piped=f"/save {tmp_path}\n")[2]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_lines_break_between_words_and_code_stays_whole(size: int) -> None:
+    text = "The quick brown fox.\n\n```python\n  x = 'longer than the line'\n```\nJumps overthe dog. Incomprehensibly"
+    wrap = WordWrap(12)
+    written = "".join(wrap.add(text[i : i + size]) for i in range(0, len(text), size)) + wrap.rest()
+    assert written.split("\n") == [
+        "The quick", "brown fox.", "", "```python", "  x = 'longer than the line'", "```", "Jumps", "overthe dog.",
+        "Incomprehensibly",
+    ]  # fmt: skip
+
+
 def test_chat_ends_with_ctrl_d_and_not_with_ctrl_c(terminal: Terminal) -> None:
     terminal.answers("Yes.<eos>")
     terminal.types("Hi", KeyboardInterrupt, "Hi", EOFError)
     code, out, err = terminal.run("chat")
     assert code == 0
     assert out.count("Yes.\n") == 2
-    assert "/exit" in err
+    assert "/help" in err
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None:
@@ -287,16 +330,20 @@ def test_trace_shows_where_the_time_goes_and_draws_it(
 
 def test_models_are_listed(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     here = fetch.ModelEntry("some/model", "from the hub", 1_500_000, Path("x"))
-    default = fetch.ModelEntry(DEFAULT_MODEL, "small", 98_000_000, None)
-    monkeypatch.setattr(fetch, "describe_models", lambda: [default, here])
+    default = fetch.ModelEntry("tiny", "small", 98_000_000, None)
+    remote = fetch.ModelEntry("big", "large (some/big)", 98_000_000_000, None, hub_only=True)
+    monkeypatch.setattr(fetch, "describe_models", lambda: [default, remote, here])
+    monkeypatch.setattr("monolane.engine.default_model.default_model", lambda *_: Choice("tiny", "a line"))
     code, out, _ = terminal.run("models")
-    first, second = out.splitlines()
+    first, second, third = out.splitlines()
     assert code == 0
-    assert DEFAULT_MODEL in first
+    assert first.startswith("tiny ")
     assert "default" in first
     assert "fetched" not in first
-    assert "fetched" in second
-    assert "1.5 MB" in second
+    assert "hub only" not in first
+    assert "hub only" in second
+    assert "fetched" in third
+    assert "1.5 MB" in third
 
 
 def test_pull_prints_the_place(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

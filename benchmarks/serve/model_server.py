@@ -38,7 +38,7 @@ def model_server(model: str, device: str) -> Iterator[ModelServer]:
     process = subprocess.Popen([sys.executable, "-m", "monolane", *words], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        while not (found := re.search(r"is ready on .*: http://([\d.]+):(\d+)/v1", said := process.stderr.readline())):
+        while not (found := re.search(r"is ready on .* http://([\d.]+):(\d+)/v1", said := process.stderr.readline())):
             if not said:
                 raise SystemExit("The server did not start.")
         yield ModelServer(found[1], int(found[2]))

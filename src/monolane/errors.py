@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+
 
 class MonolaneError(Exception):
     """Base of every error raised on purpose. ``hint`` says what to do about it."""
@@ -76,3 +79,8 @@ class SlowReaderError(MonolaneError):
     """The client did not read its answer."""
 
     exit_code = 9
+
+
+def pip_install(*packages: str) -> str:
+    """For hints: the command that installs packages into the environment of this Python."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *packages])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 
+import llguidance
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,6 @@ from fake_model import fake_model
 from monolane import SamplingParams, UsageError
 from monolane.engine.grammar import grammar_maker
 
-llguidance = pytest.importorskip("llguidance")
 MODEL = fake_model()
 VOCAB = MODEL.config.vocab + 7  # models pad their vocabulary: what stands for nothing is never allowed
 make = grammar_maker(MODEL.tokenizer, MODEL.stop_tokens, VOCAB)

@@ -112,6 +112,15 @@ def test_a_seed_is_drawn_and_reported() -> None:
     assert llm.generate("x", SamplingParams(seed=7)).seed == 7
 
 
+def test_without_parameters_a_request_is_sampled_as_the_makers_suggest() -> None:
+    llm, target = fake_llm("a<eos>")
+    llm.generate("x")
+    llm.chat([{"role": "user", "content": "Hi"}])
+    llm.generate("x", SamplingParams())
+    asked = [(request.sampling.temperature, request.sampling.repetition_penalty) for request in target.requests]
+    assert asked == [(0.7, 1.05), (0.7, 1.05), (0.0, 1.0)]
+
+
 def test_a_prompt_of_token_ids() -> None:
     llm, target = fake_llm("a<eos>")
     assert llm.generate([1, 2, 3]).prompt_tokens == 3

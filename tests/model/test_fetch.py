@@ -16,7 +16,7 @@ import pytest
 from monolane.cache import cache_folder
 from monolane.errors import FetchError, ResourceError, UsageError
 from monolane.model import fetch
-from monolane.model.catalogue import CATALOGUE, DEFAULT_MODEL, BundledModel, NamedModel, PackagePart
+from monolane.model.catalogue import CATALOGUE, BundledModel, HubModel, NamedModel, PackagePart
 from monolane.model.load import load_model
 from monolane.model.packages import PackageSource
 from monolane.progress import Silent
@@ -303,4 +303,19 @@ def test_models_are_listed_with_what_is_on_the_disk(monkeypatch: pytest.MonkeyPa
     assert entries["tiny"] == (len(CONTENT), path)
     assert entries["some/model"] == (5, folder)
     assert set(entries) == {*CATALOGUE, "some/model"}
-    assert entries[DEFAULT_MODEL][1] is None
+    assert entries["smollm2-135m"][1] is None
+    named = CATALOGUE["qwen3-0.6b"]
+    assert isinstance(named, HubModel)
+    fetched = folder.parent / named.hub_repo.replace("/", "--")
+    fetched.mkdir()
+    again = {entry.name: entry for entry in fetch.describe_models()}
+    assert again["qwen3-0.6b"].path == fetched == fetch.resolve("qwen3-0.6b")
+    assert named.hub_repo not in again
+
+
+def test_the_catalogue_names_what_people_look_for():
+    assert len(CATALOGUE) >= 20
+    repositories = [model.hub_repo for model in CATALOGUE.values() if isinstance(model, HubModel)]
+    assert len({*repositories}) == len(repositories)
+    assert all(fetch.HUB_ID.fullmatch(repository) for repository in repositories)
+    assert all(entry.hub_only == isinstance(CATALOGUE[entry.name], HubModel) for entry in fetch.describe_models())

@@ -108,16 +108,16 @@ def test_an_unknown_model() -> None:
 
 
 def test_a_context_that_is_too_large(default_model_path: Path) -> None:
-    refused(monolane("generate", *GENERATE, "--context", "1000000"), UsageError, "1000000", "8192")
+    refused(monolane("generate", default_model_path, *GENERATE, "--context", "1000000"), UsageError, "1000000", "8192")
 
 
 def test_a_prompt_longer_than_the_context(default_model_path: Path) -> None:
-    long = monolane("generate", "--prompt", "word " * 100, "--context", "50")
+    long = monolane("generate", default_model_path, "--prompt", "word " * 100, "--context", "50")
     refused(long, UsageError, "tokens", "50", "--context")
 
 
 def test_an_empty_prompt(default_model_path: Path) -> None:
-    refused(monolane("generate", "--prompt", ""), UsageError, "empty")
+    refused(monolane("generate", default_model_path, "--prompt", ""), UsageError, "empty")
 
 
 def test_no_network(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import os
 import signal
 from pathlib import Path
 
+import llguidance
 import pytest
 
 from monolane import LLM, SamplingParams
 from monolane.engine.async_engine import AsyncEngine
 from monolane.errors import EngineFailedError, UsageError
 
-llguidance = pytest.importorskip("llguidance")
 ASKED = [{"role": "user", "content": "Name a city and its population."}]
 SCHEMA = {
     "type": "object",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command import COMMAND, environment, monolane
 
-GENERATE = ("generate", "--prompt", "The capital of France is", "--max-tokens", "12")
+GENERATE = ("generate", "smollm2-135m", "--prompt", "The capital of France is", "--max-tokens", "12")
 
 
 @pytest.mark.parametrize("how", [(), ("--temperature", "0.8", "--seed", "42")])
@@ -43,7 +43,7 @@ def test_generate_in_the_interpreter(default_model_path: Path) -> None:
 def test_chat_through_a_pipe(default_model_path: Path) -> None:
     lines = "What is the capital of France?\nAnd of Italy?\n/exit\n"
     done = subprocess.run(
-        [*COMMAND, "chat", "--max-tokens", "40"],
+        [*COMMAND, "chat", "smollm2-135m", "--max-tokens", "40", "--temperature", "0"],
         input=lines,
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def test_models_tells_which_are_there(default_model_path: Path) -> None:
     (line,) = (line for line in listed.out.splitlines() if line.startswith("smollm2-135m"))
     assert "fetched" in line
     assert "98.4 MB" in line
-    assert "(default)" in line
+    assert listed.out.count("(default here)") == 1
 
 
 def test_inspect(default_model_path: Path, tmp_path: Path) -> None:
@@ -84,5 +84,5 @@ def test_inspect(default_model_path: Path, tmp_path: Path) -> None:
 
 
 def test_a_path_is_as_good_as_a_name(default_model_path: Path) -> None:
-    by_path = monolane(GENERATE[0], default_model_path, *GENERATE[1:])
+    by_path = monolane(GENERATE[0], default_model_path, *GENERATE[2:])
     assert by_path.out == monolane(*GENERATE).out

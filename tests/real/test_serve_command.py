@@ -54,7 +54,7 @@ class Served:
 @contextmanager
 def serve() -> Iterator[Served]:
     process = subprocess.Popen(
-        [*COMMAND, "serve", "--port", "0"],
+        [*COMMAND, "serve", "smollm2-135m", "--port", "0"],
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,

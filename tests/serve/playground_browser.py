@@ -60,8 +60,17 @@ def opened(chromium: Browser, script: Script, *, may_complain: bool = False, **c
 def ask(page: Page, prompt: str = "Hello") -> None:
     """Send a prompt as soon as the server is ready."""
     page.locator("#send:enabled").wait_for()
-    page.get_by_role("textbox", name="Prompt").fill(prompt)
+    page.get_by_role("textbox", name="Prompt", exact=True).fill(prompt)
     page.keyboard.press("Enter")
+
+
+def set_to(page: Page, values: dict[str, str]) -> None:
+    """Fill fields of the settings, by their names."""
+    page.locator("#send:enabled").wait_for()
+    if not page.locator("#settings").get_attribute("open"):
+        page.evaluate("settings.open = true")
+    for name, value in values.items():
+        page.get_by_label(name).fill(value)
 
 
 def answered(page: Page) -> None:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playground_answers import CACHE, ORBIT
-from playground_browser import browser
+from playground_browser import ask as type_in
+from playground_browser import browser, set_to
 from playground_server import Script, playground
 from playwright.sync_api import Browser, Page
 
@@ -19,6 +20,9 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 LAPTOP = {"width": 1360, "height": 820}
 PHONE = {"width": 375, "height": 760}
 RACE_MS = 2500  # into the race
+CODE = "Write an LRU cache in Python with O(1) get and put. Explain it briefly."
+PLANETS = "Write one HTML file that shows planets circling a sun on a canvas, with trails. Only the code."
+CARD = "Write one HTML file with a centred card: a name, a short text and a button, with CSS. Only the code."  # easier
 
 
 @contextmanager
@@ -29,33 +33,33 @@ def page_of(chromium: Browser, url: str, size: dict[str, int], scheme: str) -> I
     )
     page = context.new_page()
     page.goto(url)
-    page.get_by_role("button", name="Orbit").wait_for()
+    page.locator("#send:enabled").wait_for()
     try:
         yield page
     finally:
         context.close()
 
 
-def ask(page: Page, suggestion: str) -> None:
-    page.get_by_role("button", name=suggestion).click()
+def ask(page: Page, prompt: str) -> None:
+    set_to(page, {"Seed": "1"})
+    page.evaluate("settings.open = false")
+    type_in(page, prompt)
     page.locator(".retry").wait_for(timeout=300_000)
+    page.wait_for_timeout(RACE_MS)
+    page.evaluate("talk.scrollTop = 0")
 
 
-def take(chromium: Browser, url: str, folder: Path) -> None:
+def take(chromium: Browser, url: str, folder: Path, drawing: str) -> None:
     for scheme in ("dark", "light"):
         with page_of(chromium, url, LAPTOP, scheme) as page:
-            ask(page, "LRU cache")
-            page.wait_for_timeout(RACE_MS)
+            ask(page, CODE)
             page.screenshot(path=folder / f"playground-race-{scheme}.png")
     with page_of(chromium, url, LAPTOP, "dark") as page:
         page.screenshot(path=folder / "playground-start.png")
-        ask(page, "Orbit")
-        page.wait_for_timeout(RACE_MS)
+        ask(page, drawing)
         page.screenshot(path=folder / "playground-preview.png")
     with page_of(chromium, url, PHONE, "dark") as page:
-        ask(page, "LRU cache")
-        page.get_by_role("tab", name="Race").click()
-        page.wait_for_timeout(RACE_MS)
+        ask(page, CODE)
         page.screenshot(path=folder / "playground-phone.png")
 
 
@@ -67,7 +71,7 @@ def main() -> None:
     arguments.to.mkdir(parents=True, exist_ok=True)
     script = Script(speed=4700, answers={"planets": ORBIT}, answer=CACHE)
     with browser() as chromium, playground(script) as synthetic:
-        take(chromium, arguments.url or synthetic, arguments.to)
+        take(chromium, arguments.url or synthetic, arguments.to, CARD if arguments.url else PLANETS)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from monolane.model.generation_config import SuggestedSampling
 from monolane.serve.playground_routes import Machine, add_playground
 
-MACHINE = Machine("scripted", "a synthetic engine", 890_000_000, 4.6e12, 8192, True)
+MACHINE = Machine("scripted", "a synthetic engine", 890_000_000, 4.6e12, 8192, True, SuggestedSampling())
 TICK_S = 0.002  # chunks carry what has become ready since the last
 
 
@@ -31,11 +32,13 @@ class Script:
     answers: dict[str, str] = field(default_factory=dict)  # by a word of the prompt
     speed: float = 2000.0  # tokens per second
     machine: Machine = MACHINE
+    models: list[str] = field(default_factory=lambda: ["scripted"])
     key: str | None = None
     loading: dict[str, Any] | None = None  # the body of /health while there is no model
     ahead: int = 0  # requests in the queue before this one; the answer begins when there are none
     hold_at: int | None = None  # tokens after which an answer waits, until this is None again
-    refusal: tuple[int, str] | None = None  # status and message, instead of an answer
+    refusal: tuple[int, str] | tuple[int, str, str] | None = None  # status, message, code, instead of an answer
+    finish: str = "stop"
     breaks_after: int | None = None  # tokens until the stream ends with an error
     requests: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)  # of everything that was asked for
@@ -81,6 +84,10 @@ def _app(script: Script) -> FastAPI:
     async def health() -> JSONResponse:
         return JSONResponse(script.loading or {"status": "ok"}, 503 if script.loading else 200)
 
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": name, "object": "model"} for name in script.models]}
+
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Response:
         body = await request.json()
@@ -93,8 +100,8 @@ def _app(script: Script) -> FastAPI:
     return app
 
 
-def _error(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": "error", "param": None, "code": None}}, status)
+def _error(status: int, message: str, code: str | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "error", "param": None, "code": code}}, status)
 
 
 async def _stream(script: Script, body: dict[str, Any]) -> AsyncIterator[str]:
@@ -117,7 +124,8 @@ async def _stream(script: Script, body: dict[str, Any]) -> AsyncIterator[str]:
                 )
                 return
             if due > sent:
-                yield _chunk({"content": "".join(tokens[sent:due])}, usage={"completion_tokens": due})
+                usage = {"prompt_tokens": 20, "completion_tokens": due}
+                yield _chunk({"content": "".join(tokens[sent:due])}, usage=usage)
                 sent = due
             await asyncio.sleep(TICK_S)
     except asyncio.CancelledError:
@@ -128,7 +136,7 @@ async def _stream(script: Script, body: dict[str, Any]) -> AsyncIterator[str]:
         "decode_us_per_token": 1e6 * pace, "tokens_per_second": script.speed,
         "bytes_per_token": script.machine.bytes_per_token,
     }  # fmt: skip
-    yield _chunk({}, finish="stop", timings=timings)
+    yield _chunk({}, finish=script.finish, timings=timings)
     yield "data: [DONE]\n\n"
 
 

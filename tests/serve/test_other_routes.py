@@ -161,14 +161,6 @@ def test_pages_of_named_sites_may() -> None:
             assert response.headers["Access-Control-Allow-Origin"] is None
 
 
-def test_a_form_without_the_package_for_it_is_told(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monolane.engine.grammar.has_llguidance", lambda: False)
-    body = {"messages": [{"role": "user", "content": "Hi"}], "response_format": {"type": "json_object"}}
-    status, answer = server.post("/v1/chat/completions", body)
-    assert status == 400
-    assert "monolane[grammar]" in answer["error"]["message"]
-
-
 def test_an_answer_that_must_be_json_is_constrained(server: Running) -> None:
     """The synthetic engine cannot follow a form, which is how we know that it was told."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

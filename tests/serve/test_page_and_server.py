@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playground_browser import ENOUGH_MS, answered, ask, needs_chromium
+from playground_browser import ENOUGH_MS, answered, ask, needs_chromium, set_to
 from playwright.sync_api import Browser, expect
 from running import openai_client, running
 
@@ -34,7 +34,7 @@ def test_a_model_that_cannot_chat_continues_a_text(chromium: Browser) -> None:
         page.goto(server.url)
         expect(page.locator("#invitation")).to_contain_text("continues the text")
         expect(page.get_by_role("textbox", name="Prompt")).to_have_attribute("placeholder", "Begin a text")
-        page.get_by_label("Temperature").fill("0")
+        set_to(page, {"Temperature": "0"})
         page.get_by_role("button", name="JSON").click()
         answered(page)
         answer = openai_client(server).completions.create(

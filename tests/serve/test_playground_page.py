@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from playground_answers import CACHE, ORBIT
-from playground_browser import ENOUGH_MS, PHONE, answered, ask, needs_chromium, opened
+from playground_browser import ENOUGH_MS, LAPTOP, PHONE, answered, ask, needs_chromium, opened, set_to
 from playground_server import Script, tokens_of
 from playwright.sync_api import Browser, Page, expect
 
@@ -18,8 +18,7 @@ NONE_YET = "\u2013"  # a dash
 def test_an_answer_with_its_code_and_its_speed(chromium: Browser) -> None:
     script = Script(answer=CACHE)
     with opened(chromium, script) as page:
-        page.get_by_label("Temperature").fill("0.2")
-        page.get_by_label("Seed").fill("42")
+        set_to(page, {"Temperature": "0.2", "Top-p": "0.5", "Max tokens": "900", "Seed": "42"})
         ask(page, "A cache, please")
         answered(page)
         expect(page.locator(".asked")).to_have_text("A cache, please")
@@ -36,7 +35,8 @@ def test_an_answer_with_its_code_and_its_speed(chromium: Browser) -> None:
         expect(page.locator("#announce")).to_contain_text("Answer complete")
     (request,) = script.requests
     assert request["messages"] == [{"role": "user", "content": "A cache, please"}]
-    assert (request["temperature"], request["seed"], request["stream"]) == (0.2, 42, True)
+    assert (request["temperature"], request["top_p"], request["max_tokens"], request["seed"]) == (0.2, 0.5, 900, 42)
+    assert (request["top_k"], request["repetition_penalty"], request["stream"]) == (0, 1.05, True)  # as suggested
 
 
 def test_greedy_and_sampled_speeds_stand_side_by_side(chromium: Browser) -> None:
@@ -50,7 +50,7 @@ def test_greedy_and_sampled_speeds_stand_side_by_side(chromium: Browser) -> None
         expect(page.locator("#kinds dt")).to_have_text(["greedy", "temperature 0.7"])
         expect(page.locator("#kinds dd")).to_have_text([NONE_YET, "2,000 tok/s"])
         script.speed = 2500
-        page.get_by_label("Temperature").fill("0")
+        set_to(page, {"Temperature": "0"})
         page.get_by_role("button", name="Retry").click()
         expect(page.locator("#speed")).to_have_text("2,500")
         expect(page.locator("#speed-how")).to_have_text("greedy")
@@ -61,7 +61,7 @@ def test_greedy_and_sampled_speeds_stand_side_by_side(chromium: Browser) -> None
         page.get_by_role("button", name="Stop").click()
         answered(page)
         expect(page.locator("#kinds dd")).to_have_text(["2,500 tok/s", "2,000 tok/s"])
-        page.get_by_role("button", name="New").click()
+        page.get_by_role("button", name="New conversation").click()
         page.reload()
         expect(page.locator("#kinds dd")).to_have_text(["2,500 tok/s", "2,000 tok/s"])
         script.machine = replace(script.machine, model="another")
@@ -153,7 +153,7 @@ def test_retry_asks_the_same_again(chromium: Browser) -> None:
     assert first["seed"] != second["seed"]
 
 
-def test_the_conversation_is_sent_along_and_lives_in_the_tab(chromium: Browser) -> None:
+def test_the_conversation_is_sent_along_and_kept(chromium: Browser) -> None:
     script = Script(answer="Four.")
     with opened(chromium, script) as page:
         ask(page, "Two and two?")
@@ -165,10 +165,13 @@ def test_the_conversation_is_sent_along_and_lives_in_the_tab(chromium: Browser) 
         expect(page.locator(".asked")).to_have_text(["Two and two?", "And one more?"])
         expect(page.locator(".words")).to_have_text(["Four.", "Four."])
         expect(page.locator("#speed")).to_have_text("2,000")
-        page.get_by_role("button", name="New").click()
+        page.get_by_role("button", name="New conversation").click()
         expect(page.locator("#empty")).to_be_visible()
         page.reload()
         expect(page.locator("#empty")).to_be_visible()
+        page.get_by_role("button", name="Conversations").click()
+        page.locator("#drawer .open").click()
+        expect(page.locator(".asked")).to_have_text(["Two and two?", "And one more?"])
     roles = [message["role"] for message in script.requests[1]["messages"]]
     assert roles == ["user", "assistant", "user"]
 
@@ -183,15 +186,18 @@ NOTE_TIMES = """() => {
 
 
 @pytest.mark.parametrize(
-    ("speed", "saving", "how"),
-    [(2000, "7 min 55 s saved", "25.0 s instead of 8 min 20 s, 20 times as fast"),
-     (50, "8 min 20 s longer", "16 min 40 s instead of 8 min 20 s")],
+    ("speed", "rival", "saving", "how"),
+    [(2000, 100, "7 min 55 s saved", "25.0 s instead of 8 min 20 s, 20 times as fast"),
+     (50, 30, "11 min 7 s saved", "16 min 40 s instead of 27 min 47 s, 1.67 times as fast")],
 )  # fmt: skip
-def test_the_race(chromium: Browser, speed: int, saving: str, how: str) -> None:
+def test_the_race_is_against_a_speed_that_is_beaten(
+    chromium: Browser, speed: int, rival: int, saving: str, how: str
+) -> None:
     answer = "One two three four five six seven eight nine ten. " * 2
     with opened(chromium, Script(answer=answer, speed=speed)) as page:
         ask(page)
-        expect(page.locator("#theirs-time")).to_have_text(f"{len(tokens_of(answer)) * 10} ms ✓")
+        expect(page.locator("#rival")).to_have_text(f"{rival} tok/s")
+        expect(page.locator("#theirs-time")).to_have_text(f"{len(tokens_of(answer)) * 1000 / rival:.0f} ms ✓")
         expect(page.locator("#replay")).to_have_text(answer.strip())
         expect(page.locator("#ours-time")).to_contain_text("✓")
         expect(page.locator("#saving")).to_have_text(saving)
@@ -201,6 +207,48 @@ def test_the_race(chromium: Browser, speed: int, saving: str, how: str) -> None:
         _until(page, lambda: page.evaluate("theirTimes.length > 1 && theirTimes.at(-1).includes('✓')"))
         assert "✓" not in page.evaluate("theirTimes[0]")
         expect(page.locator("#replay")).to_have_text(answer.strip())
+
+
+def test_a_machine_that_beats_nothing_has_no_race(chromium: Browser) -> None:
+    with opened(chromium, Script(answer="One two three.", speed=5)) as page:
+        ask(page)
+        answered(page)
+        expect(page.locator("#no-race")).to_be_visible()
+        expect(page.locator("#replay")).to_be_hidden()
+        expect(page.locator(".foot button")).to_have_text(["Copy", "Retry"])
+
+
+def test_bars_have_room_for_what_is_still_to_come(chromium: Browser) -> None:
+    script = Script(answer="and so on " * 16, speed=60, hold_at=40)
+    with opened(chromium, script) as page:
+        ask(page)
+        expect(page.locator("#race-scale")).to_have_text("of 64 tokens")
+        _until(page, lambda: page.evaluate("Math.abs(ours.value - 40 / 64) < 1e-6 && theirs.value <= ours.value"))
+        script.hold_at = None
+        answered(page)
+        expect(page.locator("#race-scale")).to_have_text(f"{len(tokens_of(script.answer))} tokens")
+
+
+def test_digits_fit_the_dial(chromium: Browser) -> None:
+    measure = """async ([speed, view]) => {
+        const { Instruments } = await import("./playground/instruments.js");
+        document.body.dataset.view = view;
+        const timings = { decode_us_per_token: 1e6 / speed };
+        new Instruments().show({ timings, timeline: { speeds: () => [] }, temperature: 0 });
+        const digits = document.createRange();
+        digits.selectNodeContents(document.getElementById("speed"));
+        const { left, width } = digits.getBoundingClientRect();
+        const inside = document.querySelector(".dial svg").getBoundingClientRect().width * 0.75;
+        return [width, inside || document.querySelector(".figures").getBoundingClientRect().left - left];
+    }"""
+    with opened(chromium, Script()) as page:
+        page.locator("#send:enabled").wait_for()
+        for size in (LAPTOP, PHONE):
+            page.set_viewport_size(size["viewport"])
+            for speed in (0.512, 24.9, 4812, 123_456):
+                for view in ("race", "preview"):
+                    width, room = page.evaluate(measure, [speed, view])
+                    assert 0 < width <= room
 
 
 def test_copy(chromium: Browser) -> None:

@@ -134,7 +134,7 @@ def test_it_cannot_reach_the_network(chromium: Browser, name: str) -> None:
             page.locator("#paper iframe").wait_for()
             page.wait_for_timeout(400)  # milliseconds; an attempt takes a few
             assert len(page.context.pages) == 1
-        known = {"/", "/health", "/machine", "/v1/chat/completions"}
+        known = {"/", "/health", "/machine", "/v1/models", "/v1/chat/completions"}
         asked = [path for path in script.paths if path not in known and not path.startswith("/playground/")]
         assert (heard, asked, script.paths.count("/machine")) == ([], [], 1)
 

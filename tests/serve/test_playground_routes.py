@@ -78,4 +78,5 @@ def test_the_machine(url: str) -> None:
         assert json.load(response) == {
             "model": "scripted", "device": "a synthetic engine", "bytes_per_token": 890_000_000,
             "ceiling_bytes_per_s": 4.6e12, "context": 8192, "can_chat": True,
+            "sampling": {"temperature": 0.7, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.05},
         }  # fmt: skip

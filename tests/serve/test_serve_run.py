@@ -88,12 +88,13 @@ def command(*words: str, **variables: str) -> Iterator[tuple[subprocess.Popen[st
         [sys.executable, "-c", PROGRAM, "serve", *words],
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": paths} | variables,
+        env=os.environ | {"PYTHONPATH": paths, "MONOLANE_MODEL": "fake"} | variables,
     )
     try:
         assert process.stderr is not None
         said = [process.stderr.readline()]
-        while not (found := re.search(r"(\S+) is ready on synthetic: (http://127\.0\.0\.1:\d+)/v1", said[-1])):
+        ready = r"(\S+) is ready on synthetic: playground (http://127\.0\.0\.1:\d+)/ .*, API \2/v1"
+        while not (found := re.search(ready, said[-1])):
             assert said[-1], said
             said.append(process.stderr.readline())
         yield process, found[2], said

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from monolane.cli import options
+from monolane.cli import opening, options
 
 WHAT, METHOD, SERVER = "What is measured", "How it is measured", "A server"
 
@@ -74,10 +74,12 @@ def bench(
     from monolane.bench.peers import registry
     from monolane.bench.report import show
     from monolane.cli.progress_bar import progress_bar
-    from monolane.model.catalogue import DEFAULT_MODEL
 
+    progress = progress_bar()
+    if shape is None and server is None:
+        model = opening.named(model, device, workers, progress)
     chosen = run.Options(
-        model=model or (DEFAULT_MODEL if shape is None and server is None else None),
+        model=model,
         shape=shape,
         server=server,
         api_key=api_key,
@@ -94,5 +96,5 @@ def bench(
         out=out,
         picture=picture,
     )
-    results = run.run(chosen, progress_bar(), lambda text: typer.echo(text, err=True))
+    results = run.run(chosen, progress, lambda text: typer.echo(text, err=True))
     typer.echo(json.dumps(results, indent=2) if as_json else show.text(results))

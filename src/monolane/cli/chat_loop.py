@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 
+from monolane.cli.word_wrap import WordWrap
 from monolane.engine.chat_tokenizer import chat_template
 from monolane.engine.llm import LLM
 from monolane.engine.params import SamplingParams
@@ -17,7 +21,13 @@ from monolane.engine.result import Completion, Timings
 from monolane.engine.stream import Stream
 from monolane.errors import UsageError
 
-HELP = "Ctrl-C stops an answer. /reset forgets the conversation. /exit or Ctrl-D leaves."
+HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help shows the rest."
+HELP = """\
+/system TEXT   what the model is told before the conversation; without a text, shows it
+/reset         forgets the conversation
+/save FILE     writes the conversation to a file, as Markdown
+/exit          leaves, as Ctrl-D does
+Ctrl-C         stops an answer"""
 
 
 def summary(timings: Timings) -> str:
@@ -31,10 +41,11 @@ def summary(timings: Timings) -> str:
 
 
 def write_answer(stream: Stream) -> Completion:
-    """Print an answer to stdout as it is generated, ended by a newline."""
+    """Print an answer to stdout as it is generated, ended by a newline. On a terminal, lines break between words."""
+    wrap = WordWrap(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
     for delta in stream:
-        print(delta.text, end="", flush=True)
-    print(flush=True)
+        print(wrap.add(delta.text) if wrap else delta.text, end="", flush=True)
+    print(wrap.rest() if wrap else "", flush=True)
     return stream.result
 
 
@@ -44,6 +55,11 @@ def read_piped(read: Callable[[], str]) -> str:
         return read()
     except UnicodeDecodeError as error:
         raise UsageError(f"What came through the pipe is not valid UTF-8: {error}.", "Convert it first.") from error
+
+
+def as_markdown(messages: Sequence[Mapping[str, str]]) -> str:
+    """A conversation for people: each message below its role."""
+    return "\n".join(f"## {message['role']}\n\n{message['content'].strip()}\n" for message in messages)
 
 
 @contextmanager
@@ -67,8 +83,8 @@ class ChatLoop:
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
         self._llm = llm
         self._params = params
-        self._opening = [{"role": "system", "content": system}] if system else []
-        self._messages = list(self._opening)
+        self._system = system or ""
+        self._messages: list[dict[str, str]] = []
         self._interactive = sys.stdin.isatty()
         self._console = Console(stderr=True)
 
@@ -77,21 +93,50 @@ class ChatLoop:
         if self._interactive:
             with suppress(ImportError):  # where it exists, users can edit their lines
                 import readline  # noqa: F401
-            self._note(HELP)
+            self._note(HINT)
         while (line := self._read()) is not None:
-            match line.strip():
+            text = line.strip()
+            command, _, rest = text.partition(" ")
+            match command:
                 case "":
                     pass
                 case "/exit":
                     return
+                case "/help":
+                    self._note(HELP)
                 case "/reset":
-                    self._messages = list(self._opening)
+                    self._messages = []
                     self._note("Forgotten.")
-                case text:
+                case "/system":
+                    self._tell(rest.strip())
+                case "/save":
+                    self._save(rest.strip())
+                case _ if re.fullmatch(r"/[a-z]+", command):
+                    self._note(f"There is no {command}.\n{HELP}")
+                case _:
                     self._turn(text)
 
+    def _tell(self, system: str) -> None:
+        """Change what the model is told before the conversation, which goes on."""
+        self._system = system or self._system
+        self._note(f"The model is told: {self._system}" if self._system else "The model is told nothing.")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            self._note("Say where: /save talk.md")
+            return
+        try:
+            Path(name).expanduser().write_text(as_markdown(self._conversation()), encoding="utf-8")
+        except (OSError, RuntimeError) as error:
+            self._note(f"{name} cannot be written: {error}.")
+        else:
+            self._note(f"Saved to {name}.")
+
+    def _conversation(self) -> list[dict[str, str]]:
+        return [*([{"role": "system", "content": self._system}] if self._system else []), *self._messages]
+
     def _turn(self, text: str) -> None:
-        asked = [*self._messages, {"role": "user", "content": text}]
+        asked = [*self._conversation(), {"role": "user", "content": text}]
         try:
             stream = self._llm.chat(asked, self._params, stream=True)
         except UsageError as error:  # the conversation no longer fits the context: /reset helps
@@ -102,7 +147,7 @@ class ChatLoop:
         with interrupt_stops(stream):
             result = write_answer(stream)
         if result.text:
-            self._messages = [*asked, {"role": "assistant", "content": result.text}]
+            self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": result.text}]
         self._note(summary(result.timings))
 
     def _read(self) -> str | None:
@@ -117,7 +162,7 @@ class ChatLoop:
                 return None
             except KeyboardInterrupt:
                 print()
-                self._note(HELP)
+                self._note(HINT)
 
     def _note(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False)

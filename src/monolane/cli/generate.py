@@ -10,12 +10,11 @@ import typer
 
 from monolane.cli import opening, options
 from monolane.errors import UsageError
-from monolane.model.catalogue import DEFAULT_MODEL
 
 
 def generate(
     command: typer.Context,
-    model: options.ModelSpec = DEFAULT_MODEL,
+    model: options.ModelSpec = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Text to continue. Without it, stdin is read.")
     ] = None,

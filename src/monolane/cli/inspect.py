@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from monolane.cli import options
+from monolane.cli import opening, options
 from monolane.errors import UsageError
-from monolane.model.catalogue import DEFAULT_MODEL
 
 
 def inspect(
-    model: options.ModelSpec = DEFAULT_MODEL,
+    model: options.ModelSpec = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
     lanes: options.Lanes = None,
@@ -43,7 +42,8 @@ def inspect(
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
     progress = progress_bar()
-    config, formats = load_config_and_formats(resolve(model, progress), weights, progress)
+    spec = opening.named(model, device, workers, progress)
+    config, formats = load_config_and_formats(resolve(spec, progress), weights, progress)
     device = "cuda" if card else device
     chosen = cuda.choose_card(device, workers, card)
     if chosen is None and device == "auto" and (line := unused_gpu(workers)) is not None:

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
 MACHINE, SAMPLING, SERVER = "Machine", "Sampling", "Server"
 
-ModelSpec = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A name (see 'monolane models'), a hub id, a folder with safetensors, or a .gguf file.",
-    ),
-]
+_A_MODEL = (
+    "A name (see 'monolane models'), a hub id, a folder with safetensors, or a .gguf file. "
+    "Default: the best coder that this machine runs fast."
+)
+ModelSpec = Annotated[str | None, typer.Argument(metavar="MODEL", help=_A_MODEL)]
 
 Device = Annotated[
     str,
@@ -78,20 +76,24 @@ MaxTokens = Annotated[
     int | None,
     typer.Option(help="Tokens to make at most. Default: until the context is full.", rich_help_panel=SAMPLING),
 ]
-Temperature = Annotated[
-    float,
-    typer.Option(
-        help="0: the likeliest token every time; 1: as the model was trained; higher: wilder.", rich_help_panel=SAMPLING
-    ),
-]
-TopK = Annotated[int, typer.Option(help="Keep the K likeliest tokens only; 0: all.", rich_help_panel=SAMPLING)]
-TopP = Annotated[
-    float, typer.Option(help="Keep the likeliest tokens that hold this much probability.", rich_help_panel=SAMPLING)
-]
-MinP = Annotated[
-    float,
-    typer.Option(help="Keep tokens at least this many times as likely as the likeliest.", rich_help_panel=SAMPLING),
-]
+_TEMPERATURE = typer.Option(
+    help="0: the likeliest token every time; 1: as the model was trained; higher: wilder.", rich_help_panel=SAMPLING
+)
+_TOP_K = typer.Option(help="Keep the K likeliest tokens only; 0: all.", rich_help_panel=SAMPLING)
+_TOP_P = typer.Option(help="Keep the likeliest tokens that hold this much probability.", rich_help_panel=SAMPLING)
+_MIN_P = typer.Option(help="Keep tokens at least this many times as likely as the likeliest.", rich_help_panel=SAMPLING)
+_REPETITION = typer.Option(help="Above 1: tokens that occurred become less likely.", rich_help_panel=SAMPLING)
+Temperature = Annotated[float, _TEMPERATURE]
+TopK = Annotated[int, _TOP_K]
+TopP = Annotated[float, _TOP_P]
+MinP = Annotated[float, _MIN_P]
+RepetitionPenalty = Annotated[float, _REPETITION]
+# The same for conversations: where they are not given, they are as the model's makers suggest.
+ChatTemperature = Annotated[float | None, _TEMPERATURE]
+ChatTopK = Annotated[int | None, _TOP_K]
+ChatTopP = Annotated[float | None, _TOP_P]
+ChatMinP = Annotated[float | None, _MIN_P]
+ChatRepetitionPenalty = Annotated[float | None, _REPETITION]
 Seed = Annotated[
     int | None, typer.Option(help="The same seed gives the same answer. Default: a new one.", rich_help_panel=SAMPLING)
 ]
@@ -101,9 +103,6 @@ Stop = Annotated[
 ]
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Go on past the model's end tokens.", rich_help_panel=SAMPLING)
-]
-RepetitionPenalty = Annotated[
-    float, typer.Option(help="Above 1: tokens that occurred become less likely.", rich_help_panel=SAMPLING)
 ]
 PresencePenalty = Annotated[
     float, typer.Option(help="Taken off the logit of each token of the answer so far.", rich_help_panel=SAMPLING)
@@ -153,14 +152,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-ServedModel = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A name (see 'monolane models'), a hub id, a folder with safetensors, or a .gguf file.",
-        envvar="MONOLANE_MODEL",
-    ),
-]
+ServedModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=_A_MODEL, envvar="MONOLANE_MODEL")]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -288,18 +280,28 @@ def log_level(name: str) -> str:
     return name.lower()
 
 
-def sampling_params(command: typer.Context) -> SamplingParams:
-    """The sampling options of a command, which have the names of the fields of SamplingParams."""
+def given_sampling(command: typer.Context) -> dict[str, Any]:
+    """The sampling options of a command that have a value, by the names of the fields of SamplingParams; checked."""
     from monolane.engine.params import SamplingParams
 
-    given = {name: value for name, value in command.params.items() if name in SamplingParams.__dataclass_fields__}
-    return SamplingParams(**given | {"stop": given["stop"] or (), "logit_bias": _biases(given.get("logit_bias"))})
+    named = {name: value for name, value in command.params.items() if name in SamplingParams.__dataclass_fields__}
+    given = {name: value for name, value in named.items() if value is not None}
+    if "logit_bias" in given:
+        given["logit_bias"] = _biases(given["logit_bias"])
+    SamplingParams(**given)
+    return given
 
 
-def _biases(entries: list[str] | None) -> dict[int, float]:
+def sampling_params(command: typer.Context) -> SamplingParams:
+    from monolane.engine.params import SamplingParams
+
+    return SamplingParams(**given_sampling(command))
+
+
+def _biases(entries: list[str]) -> dict[int, float]:
     """The entries of --logit-bias, each ID=NUMBER."""
     result = {}
-    for entry in entries or []:
+    for entry in entries:
         token, _, number = entry.partition("=")
         try:
             result[int(token)] = float(number)

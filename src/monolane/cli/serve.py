@@ -7,11 +7,11 @@ from pathlib import Path
 import typer
 
 from monolane.cli import options
-from monolane.model.catalogue import DEFAULT_MODEL
+from monolane.cli.default_elsewhere import default_elsewhere
 
 
 def serve(
-    model: options.ServedModel = DEFAULT_MODEL,
+    model: options.ServedModel = None,
     config: options.Config = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
@@ -38,6 +38,10 @@ def serve(
 
     key = options.api_key(api_key, api_key_file)
     request_log.set_up(options.log_level(log_level))
+    progress = progress_bar()
+    if model is None:
+        model, line = default_elsewhere(device, workers)
+        progress.note(line)
     name = served_model_name or (Path(model).name if Path(model).exists() else model)
     engine = AsyncEngine.for_model(
         model,
@@ -48,7 +52,7 @@ def serve(
         quantise=weights,
         context=context,
         queue_limit=queue_limit,
-        progress=progress_bar(),
+        progress=progress,
     )
     service = Service(engine, name, options.ceiling(ceiling, device, workers))
     settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)

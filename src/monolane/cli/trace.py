@@ -7,15 +7,12 @@ from typing import Annotated
 
 import typer
 
-from monolane.cli import options
+from monolane.cli import opening, options
 from monolane.errors import UsageError
-from monolane.model.catalogue import DEFAULT_MODEL
 
 
 def trace(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help=f"As for generate. Default: {DEFAULT_MODEL}.")
-    ] = None,
+    model: options.ModelSpec = None,
     shape: Annotated[
         str | None, typer.Option(help="A model of this shape with made-up weights instead, such as llama-3.2-1b.")
     ] = None,
@@ -46,6 +43,7 @@ def trace(
         from monolane.model.fetch import resolve
         from monolane.model.load import load_model
 
-        found = load_model(resolve(model or DEFAULT_MODEL, progress), progress)
+        spec = opening.named(model, device, workers, progress)
+        found = load_model(resolve(spec, progress), progress)
         typer.echo(trace_run.run(found.name, found.config, found.weights, chosen, progress))
     typer.echo(f"trace: {out}\npicture: {picture}", err=True)

@@ -14,7 +14,6 @@ from monolane.engine.chat_tokenizer import ChatTokenizer, Message, check_length
 from monolane.engine.core import core_command
 from monolane.engine.daemon_thread import in_daemon_thread
 from monolane.engine.engine_process import EngineProcess
-from monolane.engine.grammar import require_llguidance
 from monolane.engine.load_progress import LoadProgress
 from monolane.engine.params import SamplingParams
 from monolane.engine.prompt import make_transcript
@@ -199,8 +198,6 @@ class AsyncEngine:
         model, target = self._model, self.target
         if self._status != "ready" or model is None or target is None:
             raise self._not_ready()
-        if grammar is not None:
-            require_llguidance()
         transcript = make_transcript(model, target.context, tokens, params)
         answer = Answer(transcript, grammar, target.bytes_per_token, self._scheduler.cancel)
         self._scheduler.add(answer)

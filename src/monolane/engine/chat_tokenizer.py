@@ -18,6 +18,7 @@ from monolane.errors import UsageError
 
 if TYPE_CHECKING:
     from monolane.model.chat import ChatTemplate
+    from monolane.model.generation_config import SuggestedSampling
     from monolane.model.load import Model
 
 Message = Mapping[str, object]
@@ -35,6 +36,11 @@ class ChatTokenizer:
     def can_chat(self) -> bool:
         """A model without a chat template continues text, and nothing else."""
         return self._model.chat is not None
+
+    @property
+    def sampling(self) -> SuggestedSampling:
+        """As the model's makers suggest."""
+        return self._model.sampling
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[Message] = (), cut: str = "") -> str:
         """A conversation as the chat template renders it, up to where the answer begins. ``cut`` is put between the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,26 +16,12 @@ if TYPE_CHECKING:
     from monolane.model.tokenizer import Tokenizer
 
 
-def has_llguidance() -> bool:
-    return importlib.util.find_spec("llguidance") is not None
-
-
-def require_llguidance() -> None:
-    """UsageError where the package is missing."""
-    if not has_llguidance():
-        raise UsageError(
-            "Structured output needs the llguidance package.", "Install it: pip install 'monolane[grammar]'"
-        )
-
-
 def grammar_maker(tokenizer: Tokenizer, stop_tokens: frozenset[int], vocab: int) -> Callable[[str], Constraint]:
     """A function that makes a constraint of a grammar in llguidance's notation.
 
     It is called while the model is being loaded, because llguidance takes a good part of a second to prepare the
     vocabulary, and no other thread of the process runs meanwhile.
     """
-    if not has_llguidance():
-        return _refuse("The llguidance package is missing.")
     if not stop_tokens:
         return _refuse("This model has no end token, so structured output could never end.")
     from llguidance import LLTokenizer, TokenizerWrapper

@@ -12,7 +12,6 @@ from monolane.engine.prompt import make_transcript
 from monolane.engine.result import Completion
 from monolane.engine.session import Session
 from monolane.engine.stream import Stream
-from monolane.model.catalogue import DEFAULT_MODEL
 from monolane.target.base import Target
 
 if TYPE_CHECKING:
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
 class LLM:
     """A loaded model. It runs one request at a time; calls from several threads wait for each other.
 
-    model    a name (``monolane models`` lists them), a hub id, a folder, a GGUF file, or a loaded Model
+    model    a name (``monolane models`` lists them), a hub id, a folder, a GGUF file, or a loaded Model; None: the
+             best coder that this machine runs fast (engine/default_model.py)
     device   "auto", "cuda", "cpu" or "interpreter" (NumPy: slow, for checking)
     workers  threads of the CPU target; None: one per core
     lanes    tensor-parallel shares of the model; None: one, or a Laneformer's own
@@ -37,7 +37,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | Model = DEFAULT_MODEL,
+        model: str | Path | Model | None = None,
         *,
         device: str = "auto",
         workers: int | None = None,
@@ -47,10 +47,13 @@ class LLM:
         context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
+        from monolane.engine.default_model import noted_default
         from monolane.progress import LoggedNotes
         from monolane.target import open_target
 
         progress = progress or LoggedNotes()
+        if model is None:
+            model = noted_default(device, workers, progress)
         self.model = _load(model, progress) if isinstance(model, str | Path) else model
         self._chat_tokenizer = ChatTokenizer(self.model)
         config, weights = self.model.config, self.model.weights
@@ -79,14 +82,20 @@ class LLM:
     def config(self) -> ModelConfig:
         return self.model.config
 
+    @property
+    def suggested(self) -> SamplingParams:
+        """The sampling that the model's makers suggest: what requests without parameters get."""
+        return SamplingParams.suggested(self.model)
+
     def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Completion:
-        """Continue a prompt, text or token ids, and return the whole answer."""
+        """Continue a prompt, text or token ids, and return the whole answer. Without ``params`` it is sampled as
+        ``suggested``."""
         return _finished(self.stream(prompt, params))
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Stream:
         """Continue a prompt, piece by piece. A wrong request raises here, before anything runs."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._stream(tokens, params or SamplingParams())
+        return self._stream(tokens, params or self.suggested)
 
     @overload
     def chat(
@@ -103,7 +112,7 @@ class LLM:
     ) -> Completion | Stream:
         """Answer the last of ``messages``: mappings with ``role`` and ``content``, oldest first. Control tokens in them
         reach the model as text."""
-        answer = self._stream(self._chat_tokenizer.chat_tokens(messages), params or SamplingParams())
+        answer = self._stream(self._chat_tokenizer.chat_tokens(messages), params or self.suggested)
         return answer if stream else _finished(answer)
 
     def close(self) -> None:

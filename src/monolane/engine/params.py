@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from monolane.errors import UsageError
 from monolane.program.sample import Sampling
+
+if TYPE_CHECKING:
+    from monolane.model.load import Model
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -69,6 +73,11 @@ class SamplingParams:
         _check_biases(self.logit_bias)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+
+    @classmethod
+    def suggested(cls, model: Model) -> SamplingParams:
+        """What the model's makers suggest (``generation_config.json``), or what suits most models."""
+        return cls(**asdict(model.sampling))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

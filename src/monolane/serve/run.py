@@ -43,7 +43,8 @@ def serve(service: Service, settings: Settings, say: Callable[[str], None]) -> N
         target = service.engine.target
         if service.ceiling() is None:
             say("How fast this machine reads is not known: run 'monolane ceiling' once to see how much of it is used.")
-        say(f"{service.model_id} is ready on {target.name if target else '?'}: {url}/v1")
+        where = target.name if target else "?"
+        say(f"{service.model_id} is ready on {where}: playground {url}/ (in a browser), API {url}/v1")
 
     server = Server(service, settings, ready, is_loopback(listener))
     server.run(sockets=[listener])

@@ -95,6 +95,7 @@ class Service:
             ceiling_bytes_per_s=self.ceiling(),
             context=target.context,
             can_chat=tokenizer.can_chat,
+            sampling=tokenizer.sampling,
         )
 
     async def close(self, drain_s: float) -> None:

@@ -16,7 +16,6 @@ from collections import OrderedDict
 from typing import Any, Literal
 
 from monolane.engine.core import PYTHON
-from monolane.engine.grammar import require_llguidance
 from monolane.errors import QueueFullError, ResourceError, UsageError
 
 Kind = Literal["json_schema", "lark"]
@@ -45,7 +44,6 @@ class GrammarCompiler:
         return await self.compile("json_schema", json.dumps(schema), name)
 
     async def compile(self, kind: Kind, text: str, name: str) -> str:
-        require_llguidance()
         if (kind, text) in self._compiled:
             self._compiled.move_to_end((kind, text))
             return self._compiled[kind, text]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from monolane.cache import human_size
-from monolane.errors import ResourceError, UsageError
+from monolane.errors import ResourceError, UsageError, pip_install
 from monolane.lanes.memory import SharedAllocator, SharedMemory
 from monolane.model.config import ModelConfig
 from monolane.model.format import FormatOf, all_bf16
@@ -120,7 +120,7 @@ def open_target(
         if device != "interpreter":
             progress.note(
                 "No C++ compiler was found (CXX, c++, g++, clang++, the ziglang package): running in the interpreter, "
-                "which is very slow. Install one, for example: pip install ziglang"
+                f"which is very slow. Install one, for example: {pip_install('ziglang')}"
             )
         return InterpreterTarget(load_lanes(plan, weights, config, allocate, progress), context)
     level = machine.vector_level()

@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from monolane.errors import MonolaneError, UsageError
+from monolane.errors import MonolaneError, UsageError, pip_install
 from monolane.train.presets import PRESETS
 
 CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"  # in the folder of a run
@@ -166,7 +166,7 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _require_torch() -> None:
     if find_spec("torch") is None:
-        raise UsageError("Training needs PyTorch, which is not installed.", "pip install 'monolane[train]'")
+        raise UsageError("Training needs PyTorch, which is not installed.", f"Install it: {pip_install('torch')}")
 
 
 def _say(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from monolane.errors import TargetError
+from monolane.errors import TargetError, pip_install
 from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.machine import processors, vector_level
 from monolane.target.cpu.memory import allocate
@@ -19,7 +19,7 @@ def compiled(name: str) -> ctypes.CDLL:
     """Compile a source of csrc/ and load it as a library."""
     compiler = find_compiler()
     if compiler is None:
-        raise TargetError("Measuring the read ceiling needs a C++ compiler.", "Install one: pip install ziglang")
+        raise TargetError("Measuring the read ceiling needs a C++ compiler.", f"Install one: {pip_install('ziglang')}")
     folder = Path(__file__).parent / "csrc"
     return ctypes.CDLL(str(build((folder / name).read_text(), compiler, vector_level(), (folder,))))
 

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from monolane.bench.peers.peer import PeerMissingError, Wanted
+from monolane.errors import pip_install
 
 
 class LlamaCpp:
@@ -15,7 +16,7 @@ class LlamaCpp:
 
     def __init__(self, wanted: Wanted, widened: bool) -> None:
         if find_spec("xllamacpp") is None:
-            raise PeerMissingError("the xllamacpp package is not installed (pip install 'monolane[bench]')")
+            raise PeerMissingError(f"the xllamacpp package is not installed: {pip_install('xllamacpp')}")
         if wanted.kind != "cpu":
             raise PeerMissingError("the xllamacpp package computes on the CPU")
         if wanted.path is None or wanted.path.suffix != ".gguf":

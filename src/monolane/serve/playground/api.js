@@ -8,9 +8,10 @@ export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
 /** What the server said instead of an answer; `status` 0: nothing at all. */
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -27,7 +28,8 @@ async function request(path, options = {}) {
 
 async function refusal(response) {
   const body = await response.json().catch(() => null);
-  return new ApiError(response.status, body?.error?.message ?? `The server answered with status ${response.status}.`);
+  const message = body?.error?.message ?? `The server answered with status ${response.status}.`;
+  return new ApiError(response.status, message, body?.error?.code);
 }
 
 /** { ready, status, label, done_bytes, total_bytes, problem }: the step of loading under way, or what went wrong. */
@@ -37,17 +39,22 @@ export async function health() {
   return { ...body, ready: response.ok };
 }
 
-/** { model, device, bytes_per_token, ceiling_bytes_per_s, context, can_chat } */
-export async function machine() {
-  const response = await request("machine");
+async function get(path) {
+  const response = await request(path);
   if (!response.ok) throw await refusal(response);
   return response.json();
 }
 
+/** { model, device, bytes_per_token, ceiling_bytes_per_s, context, can_chat, sampling }, of one of its models. */
+export const machine = (model) => get(model ? `machine?model=${encodeURIComponent(model)}` : "machine");
+
+/** The names of the models that the server has. */
+export const models = async () => (await get("v1/models")).data.map(({ id }) => id);
+
 /**
  * Have a conversation answered (`messages` in the body) or a text continued (`prompt`), and yield what comes: { ahead }
- * while others are answered first, { text, tokens } for each piece (`tokens` counts from the beginning of the answer),
- * { reason, timings } when it is complete.
+ * while others are answered first, { text, tokens, promptTokens } for each piece (`tokens` counts from the beginning of
+ * the answer), { reason, timings } when it is complete.
  */
 export async function* ask(body, signal) {
   const stream_options = { include_usage: true, continuous_usage_stats: true };
@@ -63,10 +70,10 @@ export async function* ask(body, signal) {
     if (queued) yield { ahead: Number(queued[1]) };
     if (data === undefined || data === "[DONE]") continue;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(response.status, chunk.error.message);
+    if (chunk.error) throw new ApiError(response.status, chunk.error.message, chunk.error.code);
     const choice = chunk.choices[0];
     const text = choice?.delta ? choice.delta.content : choice?.text;
-    if (text) yield { text, tokens: chunk.usage.completion_tokens };
+    if (text) yield { text, tokens: chunk.usage.completion_tokens, promptTokens: chunk.usage.prompt_tokens };
     if (choice?.finish_reason) yield { reason: choice.finish_reason, timings: chunk.timings };
   }
 }

@@ -1,16 +1,14 @@
-// The prompt box, and how the model shall answer.
+// The prompt box.
 import { byId } from "./dom.js";
 
-const SEEDS = 1_000_000; // of those drawn here: short enough to read out
-
 export class Composer {
-  /** `send(prompt)` and `stop()` do what they say. */
-  constructor(send, stop) {
-    const [box, temperature] = [byId("prompt"), byId("temperature")];
+  /** `send(prompt)` and `stop()` do what they say; `check()` is false where the settings are wrong. */
+  constructor(send, stop, check) {
+    const box = byId("prompt");
     this.blocked = false;
     const submit = () => {
       const prompt = box.value.trim();
-      if (prompt && !this.blocked && byId("composer").reportValidity()) send(prompt);
+      if (prompt && !this.blocked && check()) send(prompt);
     };
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -22,18 +20,8 @@ export class Composer {
       event.preventDefault();
       submit();
     });
-    box.addEventListener("input", () => this.#fit());
-    const told = () => (byId("temperature-value").textContent = Number(temperature.value).toFixed(1));
-    temperature.addEventListener("input", told);
-    told();
-    addEventListener("resize", () => this.#fit());
-  }
-
-  /** The seed as given; where none is, one is drawn here, so that the answer can be had again. */
-  settings() {
-    const given = byId("seed").value.trim();
-    const seed = /^\d+$/.test(given) ? Number(given) : Math.floor(Math.random() * SEEDS);
-    return { temperature: Number(byId("temperature").value), seed };
+    box.addEventListener("input", () => fit(box));
+    addEventListener("resize", () => fit(box));
   }
 
   /** While an answer comes there is a stop button, and no sending. */
@@ -52,16 +40,16 @@ export class Composer {
 
   clear() {
     byId("prompt").value = "";
-    this.#fit();
+    fit(byId("prompt"));
   }
 
   focus() {
     byId("prompt").focus();
   }
+}
 
-  #fit() {
-    const box = byId("prompt");
-    box.style.height = "auto";
-    box.style.height = `${box.scrollHeight}px`; // up to the style sheet's max-height
-  }
+/** As high as its text, up to the style sheet's max-height. */
+export function fit(box) {
+  box.style.height = "auto";
+  box.style.height = `${box.scrollHeight}px`;
 }

@@ -20,7 +20,9 @@ export class Instruments {
     const first = timings?.first_token_s ? timings.first_token_s * 1000 : timeline?.firstTokenMs;
     const tokens = timings?.generated_tokens ?? timeline?.tokens;
     byId("instruments").toggleAttribute("data-idle", !ms);
-    setText(byId("speed"), ms ? figure(1000 / ms) : "–");
+    const speed = ms ? figure(1000 / ms) : "–";
+    setText(byId("speed"), speed);
+    byId("speed").style.setProperty("--digits", speed.length); // as large as the dial has room for them
     setText(byId("speed-how"), ms ? sampledHow(answer) : "");
     setText(byId("per-token"), ms ? duration(ms) : "–");
     setText(byId("tokens"), tokens ? count(tokens) : "–");

@@ -8,6 +8,7 @@ const HEADINGS = {
   stopping: "Shutting down",
   failed: "It could not start",
   unreachable: "Nobody answers",
+  locked: "This server wants a key",
 };
 
 export function showLoading({ status, label, done_bytes: done, total_bytes: total, problem }) {
@@ -16,7 +17,7 @@ export function showLoading({ status, label, done_bytes: done, total_bytes: tota
   const amount = total ? `, ${bytes(done)} of ${bytes(total)}` : "";
   setText(byId("loading-text"), problem ?? `${label ?? "The model is being loaded"}${amount}`);
   const bar = byId("loading-bar");
-  bar.hidden = status === "failed" || status === "unreachable";
+  bar.hidden = ["failed", "unreachable", "locked"].includes(status);
   if (total) bar.value = done / total;
   else bar.removeAttribute("value"); // it moves, and promises nothing
 }

@@ -1,10 +1,18 @@
-// The same answer once more, at the speed people are used to.
+// The same answer once more, at a speed that this machine beats.
 import { byId, setText } from "./dom.js";
 import { count, duration, figure } from "./format.js";
 import { msPerToken } from "./timeline.js";
 
-const RIVAL = 100; // tokens per second
+const RIVALS = [100, 50, 30, 20, 10, 5]; // tokens per second; the first is what people are used to
+const BEATEN = 1.25; // times as fast at least, or it is no race
+const KNOWN = { tokens: 8, ms: 250 }; // of an answer, until its speed is known
 const AGENT_RUN = 50_000; // tokens
+const FIRST_SCALE = 64; // tokens that the bars have room for at first; doubled when they are full
+
+/** The speed to race against, in tokens per second; null where there is none that is beaten. */
+export function rivalOf(tokensPerSecond) {
+  return RIVALS.find((rival) => tokensPerSecond >= BEATEN * rival) ?? null;
+}
 
 export class Race {
   constructor() {
@@ -13,53 +21,87 @@ export class Race {
     byId("race-again").addEventListener("click", () => this.start(this.answer, true));
   }
 
+  /**
+   * An answer that is being written joins when its speed is known; the race is as old as its first token. At its end
+   * the engine's own clock may say that another speed is the one to race against.
+   */
+  follow(answer) {
+    const { timeline, phase } = answer;
+    const ms = msPerToken(answer);
+    if (!ms) return;
+    const known = phase === "over" || (timeline.tokens >= KNOWN.tokens && timeline.lengthMs >= KNOWN.ms);
+    const another = phase === "over" && rivalOf(1000 / ms) !== this.rival;
+    if (known && (this.answer !== answer || another)) this.start(answer);
+  }
+
   /** Begin at the first token of an answer that is being written, or run one that is over `again`. */
   start(answer, again = false) {
-    cancelAnimationFrame(this.running);
-    this.answer = answer;
+    this.#line(answer);
     this.again = again;
-    this.started = again ? performance.now() : answer.timeline.origin;
-    byId("replay").textContent = "";
-    this.#frame();
+    this.started = again ? performance.now() : (answer.timeline.origin ?? -Infinity);
+    if (this.rival) this.#frame();
   }
 
   /** Nothing to race with. */
   clear() {
     cancelAnimationFrame(this.running);
     this.answer = null;
+    this.#show(true);
     for (const lane of ["ours", "theirs"]) {
       byId(lane).value = 0;
       setText(byId(`${lane}-time`), "–");
     }
-    setText(byId("replay"), `Here the same answer runs once more, at ${RIVAL} tokens per second.`);
-    setText(byId("saving"), duration((AGENT_RUN * 1000) / RIVAL));
-    setText(byId("saving-how"), `is what an agent run of ${count(AGENT_RUN)} tokens takes at ${RIVAL} tok/s`);
+    setText(byId("rival"), "slower");
+    setText(byId("race-scale"), "");
+    setText(byId("replay"), "Here the same answer runs once more, at a speed that this machine beats.");
+    setText(byId("saving"), "");
+    setText(byId("saving-how"), "");
     byId("race-again").disabled = true;
   }
 
   /** An answer that is over, as the race ended. */
   showEnd(answer) {
-    cancelAnimationFrame(this.running);
-    this.answer = answer;
+    this.#line(answer);
     this.again = true;
     this.started = -Infinity;
+    if (this.rival) this.#frame();
+  }
+
+  #line(answer) {
+    cancelAnimationFrame(this.running);
+    this.answer = answer;
+    this.rival = rivalOf(1000 / msPerToken(answer));
+    this.#show(this.rival !== null);
     byId("replay").textContent = "";
-    this.#frame();
+    setText(byId("rival"), `${this.rival} tok/s`);
+    byId("theirs").setAttribute("aria-label", `Progress at ${this.rival} tokens per second`);
+    byId("replay").setAttribute("aria-label", `The same answer at ${this.rival} tokens per second`);
+  }
+
+  #show(shown) {
+    byId("race").toggleAttribute("data-none", !shown);
+    byId("no-race").hidden = shown;
+    setText(byId("tab-race"), shown ? "Race" : "Speed");
   }
 
   #frame() {
-    const { timeline, text, phase } = this.answer;
+    const { rival } = this;
+    const { timeline, text, phase, max_tokens } = this.answer;
     const elapsed = performance.now() - this.started;
     const total = timeline.tokens;
     const over = phase === "over";
     const ours = this.again ? timeline.tokensAt(elapsed) : total;
     const oursMs = Math.min(elapsed, timeline.lengthMs);
-    const finishMs = (total * 1000) / RIVAL;
-    const theirs = Math.min(total, (Math.min(elapsed, finishMs) * RIVAL) / 1000);
+    const finishMs = (total * 1000) / rival;
+    const theirs = Math.min(total, (Math.min(elapsed, finishMs) * rival) / 1000);
     const finished = (lane) => over && lane >= total;
 
-    byId("ours").value = ours / total;
-    byId("theirs").value = theirs / total;
+    // How long the answer will be is known at its end. Until then the bars have room for a round number of tokens.
+    const room = max_tokens ?? FIRST_SCALE * 2 ** Math.max(0, Math.ceil(Math.log2((total + 1) / FIRST_SCALE)));
+    const scale = over ? total : room;
+    setText(byId("race-scale"), over ? `${count(total)} tokens` : `of ${count(room)} tokens`);
+    byId("ours").value = ours / scale;
+    byId("theirs").value = theirs / scale;
     setText(byId("ours-time"), `${duration(Math.max(oursMs, 1))}${finished(ours) ? " ✓" : ""}`);
     setText(
       byId("theirs-time"),
@@ -86,13 +128,10 @@ export class Race {
   #saving() {
     const ms = msPerToken(this.answer);
     if (!ms) return;
-    const [here, there] = [AGENT_RUN * ms, (AGENT_RUN * 1000) / RIVAL];
-    const faster = here < there;
-    setText(byId("saving"), `${duration(Math.abs(there - here))} ${faster ? "saved" : "longer"}`);
-    const times = faster ? `, ${there / here < 10 ? figure(there / here) : count(there / here)} times as fast` : "";
-    setText(
-      byId("saving-how"),
-      `on a ${count(AGENT_RUN)}-token agent run: ${duration(here)} instead of ${duration(there)}${times}`,
-    );
+    const [here, there] = [AGENT_RUN * ms, (AGENT_RUN * 1000) / this.rival];
+    setText(byId("saving"), here < there ? `${duration(there - here)} saved` : "");
+    const times = there / here < 10 ? figure(there / here) : count(there / here);
+    const compared = `${duration(here)} instead of ${duration(there)}, ${times} times as fast`;
+    setText(byId("saving-how"), `on a ${count(AGENT_RUN)}-token agent run: ${compared}`);
   }
 }

@@ -1,6 +1,6 @@
 // Greedy and sampled side by side: how fast the last whole answer of either kind came, kept as long as the tab lives.
 import { byId, setText } from "./dom.js";
-import { count } from "./format.js";
+import { figure } from "./format.js";
 
 const STORE = "monolane.speeds";
 
@@ -35,7 +35,7 @@ export class Speeds {
 
   #show() {
     const { greedy, sampled } = this.kept;
-    const speed = (found) => (found ? `${count(found.tokensPerSecond)} tok/s` : "–");
+    const speed = (found) => (found ? `${figure(found.tokensPerSecond)} tok/s` : "–");
     setText(byId("greedy"), speed(greedy));
     setText(byId("sampled"), speed(sampled));
     setText(byId("sampled-how"), sampled ? sampledHow(sampled) : "sampled");

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monolane.cache import cache_folder, disk_errors, make_folder
-from monolane.errors import TargetError
+from monolane.errors import TargetError, pip_install
 from monolane.target.cpu.machine import VectorLevel
 
 HEADERS = (Path(__file__).parent / "csrc", Path(__file__).parents[1] / "csrc")  # of this target, and of all targets
@@ -107,5 +107,5 @@ def _compile(command: list[str]) -> None:
         raise TargetError(
             f"The kernel did not compile:\n{shlex.join(command)}\n{done.stderr[-3000:]}",
             "Set CXX to another C++20 compiler (g++ 11 or clang++ 14 and later are known to work), "
-            "or install the one in a wheel: pip install ziglang.",
+            f"or install the one in a wheel: {pip_install('ziglang')}",
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+from monolane.errors import pip_install
 
 MAJOR = 13  # version of CUDA: of the packages, and the least that the driver must support to run their code
 DRIVER = 580  # the first NVIDIA driver that supports it
@@ -23,4 +22,4 @@ def installed() -> bool:
 
 def how_to_install() -> str:
     """The command that installs them into the environment of this Python."""
-    return shlex.join([sys.executable, "-m", "pip", "install", *REQUIRED])
+    return pip_install(*REQUIRED)
