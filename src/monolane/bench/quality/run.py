@@ -125,14 +125,12 @@ def _answered(llm: LLM, asked: Sequence[Problem], options: Options, say: Say) ->
     known = {row.pop("problem"): Answer(**row) for row in _lines(path)}
     if known:
         say(f"{len(known)} answers are in {path} already")
-    with path.open("w") as file:
-        for name, answer in known.items():
-            file.write(_line(name, answer))
+    with path.open("a") as file:
         for number, problem in enumerate(asked, 1):
             if problem.name in known:
                 continue
             answer = known[problem.name] = ask(llm, problem, options.max_tokens)
-            file.write(_line(problem.name, answer))
+            file.write(json.dumps({"problem": problem.name, **asdict(answer)}) + "\n")
             file.flush()
             say(f"{problem.name}: {answer.tokens} tokens ({number} of {len(asked)})")
     return [known[problem.name] for problem in asked]
@@ -145,14 +143,10 @@ def answers_file(options: Options, device: str) -> Path:
     return make_folder(cache_root() / "quality") / f"{Path(options.model).name}-{digest}.jsonl"
 
 
-def _line(problem: str, answer: Answer) -> str:
-    return json.dumps({"problem": problem, **asdict(answer)}) + "\n"
-
-
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file; the last one is left out where a run was interrupted while it was written."""
-    rows: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
-    return rows
+    """The lines of a file. A last one that a run was interrupted in is taken off."""
+    text = path.read_text() if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)
+    return [json.loads(line) for line in whole.splitlines()]
