@@ -19,6 +19,7 @@ from pathlib import Path
 
 from monolane.bench.peers.peer import PeerMissingError
 from monolane.cache import cache_root, make_folder
+from monolane.errors import MonolaneError
 
 SOURCE = "MONOLANE_LLAMA_CPP"
 PROGRAM = Path(__file__).with_name("csrc") / "llama_peer.cpp"
@@ -109,7 +110,7 @@ def main() -> int:
 
     try:
         print(built(source(), required_gpu().capability))
-    except PeerMissingError as error:
+    except (PeerMissingError, MonolaneError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -71,9 +71,12 @@ def _isolate(folder: str) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(NEW_USER | NEW_MOUNTS | NEW_NETWORK | NEW_PROCESSES):
         return False
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    except OSError:
+        return False
     attributes = struct.pack("4Q", READ_ONLY, 0, 0, 0)
     read_only = libc.syscall(MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, attributes, len(attributes)) == 0
     size = f"size={4 * FILE_BYTES}".encode()
