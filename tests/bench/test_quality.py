@@ -167,12 +167,11 @@ def test_a_run_that_was_interrupted_goes_on_and_the_result_has_everything(
     assert len(asking.names) == 3
 
 
-def test_the_results_of_this_repository_fit_the_schema_and_count_right() -> None:
+def test_the_results_of_this_repository_count_right() -> None:
     files = list((Path(__file__).parents[2] / run.QUALITY).glob("*.json"))
     assert files
     for path in files:
         result = json.loads(path.read_text())
-        assert not schema.problems(result), path
         assert result["passed"] == sum(row["passed"] for row in result["answers"].values())
         assert len(result["answers"]) == result["problems"] <= 164
 
