@@ -297,6 +297,7 @@ def test_inspect_shows_the_program_and_draws_it(terminal: Terminal, tmp_path: Pa
     assert code == 0
     assert "gate_up" in out
     assert "3 worker" in out
+    assert "ffn 0.1 MB (16 bits per weight)" in out
     assert picture.read_text().lstrip().startswith("<?xml")
     assert terminal.run("inspect", str(tmp_path), "--workers", "0")[0] == 2
     code, _, err = terminal.run("inspect", str(tmp_path), "--device", "cuda", "--workers", "3")

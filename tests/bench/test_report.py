@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from monolane.bench.quality.run import QUALITY
 from monolane.bench.report import page, record, schema, tables
 from monolane.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / record.RESULTS).glob("*.json"))
+FILES = sorted(path for folder in (record.RESULTS, QUALITY) for path in (ROOT / folder).glob("*.json"))
 COMMON = {
     "machine": {"processor": "P", "cores": 2, "system": "Linux"},
     "versions": {"monolane": "1", "python": "3", "torch": None},

@@ -44,7 +44,9 @@ shapes: st.SearchStrategy[Shape] = st.builds(
     context=st.just(1 << 20),
     layers=st.lists(st.builds(Layer, mixers, feed_forwards, st.integers(1, 4)), min_size=1, max_size=6).map(tuple),
 )
-latencies = st.builds(Latencies, st.floats(0.1, 20.0), st.floats(0.01, 1.0), st.floats(0.3, 1.0), st.floats(0.3, 1.0))
+latencies = st.builds(
+    Latencies, st.floats(0.1, 20.0), st.floats(0.01, 1.0), st.floats(0.3, 1.0), st.floats(0.3, 1.0), st.floats(0.6, 1.0)
+)
 
 
 def described(shape: Shape) -> Described:
@@ -60,8 +62,11 @@ def several(count: int, one: Machine | None = None) -> Cluster:
     return Cluster(one or machine(), count, count)
 
 
-def result_of(model: str, truth: Latencies, *, context: int = 384, on: str = "H200", off: float = 0.0) -> Result:
+def result_of(
+    model: str, truth: Latencies, *, context: int = 384, on: str = "H200", off: float = 0.0, weights: str = "bf16"
+) -> Result:
     """What a machine of these latencies would have measured, off by this share."""
-    work = steps(from_entry(CATALOGUE[model]).shape, named("bf16"), context, Lanes())
+    described = from_entry(CATALOGUE[model])
+    work = steps(described.shape, described.precision(weights), context, Lanes())
     us = token_time(work, CEILING, truth).us * (1 + off)
     return Result(f"decode-{model}.json", model, on, "gpu", CEILING, work, us)

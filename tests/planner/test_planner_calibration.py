@@ -16,7 +16,7 @@ from monolane.planner.latency import Latencies
 from monolane.planner.machines import MACHINES
 from monolane.target.cuda.predict import HANDOFF_US, PAUSE_US
 
-TRUTH = Latencies(handoff_us=2.2, leak=0.6, efficiency=0.97, cache_efficiency=0.7)
+TRUTH = Latencies(handoff_us=2.2, leak=0.6, efficiency=0.97, cache_efficiency=0.7, low_bit=0.8)
 MODELS = ("llama-3.2-1b", "smollm2-135m", "qwen2.5-coder-1.5b", "qwen3-1.7b")
 H200 = MACHINES["H200"]
 
@@ -28,6 +28,16 @@ def test_the_machine_that_made_the_results_is_found() -> None:
     assert predicted_us(unseen, found.latencies) == pytest.approx(unseen.us, rel=0.03)
     assert found.error is not None
     assert found.error < 0.05
+
+
+def test_low_bit_results_show_how_fast_low_bit_weights_are() -> None:
+    bf16 = [result_of(model, TRUTH) for model in MODELS]
+    low_bit = [result_of(model, TRUTH, weights="q4_k_m") for model in MODELS[:2]]
+    unseen = result_of("llama-3.1-8b", TRUTH, weights="q4")
+    without, found = calibrate(H200, bf16), calibrate(H200, bf16 + low_bit)
+    assert (without.has_low_bit, found.has_low_bit) == (False, True)
+    assert predicted_us(unseen, without.latencies) < 0.9 * unseen.us  # what a probe has shown is too good
+    assert predicted_us(unseen, found.latencies) == pytest.approx(unseen.us, rel=0.05)
 
 
 def test_without_results_the_probes_speak() -> None:
@@ -109,6 +119,8 @@ def test_results_are_read_and_what_is_not_one_is_passed_over(tmp_path: Path) -> 
         "g": decode(benchmark="load"),
         "h": ["no", "object"],
         "i": decode(ceiling_bytes_per_s=None),
+        "l": decode(dtype="q4_k_m"),  # of unknown size
+        "m": decode(dtype="q4_k_m", bytes_per_token=7e8),
         "k": decode(benchmark="ceiling", waits=[7, {"what": "hand-off", "streaming_bytes": 0, "us": 1.4}]),
     }
     for name, content in files.items():
@@ -120,9 +132,11 @@ def test_results_are_read_and_what_is_not_one_is_passed_over(tmp_path: Path) -> 
         ("b.json", 600.0, "H200"),
         ("b.json", 760.0, "H200"),
         ("c.json", 625.0, "Some CPU, 2 cores"),
+        ("m.json", 625.0, "H200"),
     ]
+    assert sum(step.times * step.low_bit for step in found[4].work) == pytest.approx(7e8)
     assert found[2].work[0].cache > found[1].work[0].cache == 0
-    assert [result.handoff_us for result in found] == [1.4, 1.4, 1.4, None]
+    assert [result.handoff_us for result in found] == [1.4, 1.4, 1.4, None, 1.4]
     assert read_results(tmp_path / "nowhere") == []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,13 @@ import pytest
 
 from monolane import cli
 from monolane.bench.ceiling import store as ceiling_store
+from monolane.bench.measure.mixtures import MIXTURES, MadeUpMixture
+from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.bench.report.record import RESULTS
+from monolane.model.catalogue import CATALOGUE as MODELS
+from monolane.model.catalogue import BundledModel
+from monolane.model.quantise import QuantisedWeights
+from monolane.model.weights import expected_shapes
 from monolane.planner import here
 from monolane.planner.catalogue import CATALOGUE
 from monolane.planner.machines import MACHINES
@@ -44,8 +52,61 @@ def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return Plan(monkeypatch, capsys)
 
 
+@pytest.mark.parametrize("weights", ["q8", "q4", "q4_k_m", "i4g32"])
+@pytest.mark.parametrize("shape", ["qwen2.5-coder-1.5b", "llama-3.1-8b"])
+def test_low_bit_weights_of_a_shape_have_the_bytes_of_the_formats_that_are_streamed(
+    plan: Plan, shape: str, weights: str
+) -> None:
+    config = replace(SHAPES[shape], tied=shape != "llama-3.1-8b")
+    made_up = (
+        MadeUpMixture(config, weights) if weights in MIXTURES else QuantisedWeights(MadeUpWeights(config), weights)
+    )
+    streamed: Counter[str] = Counter()
+    elements: Counter[str] = Counter()
+    for name, size in expected_shapes(config):
+        if len(size) == 2 and (name != "embed" or config.tied):
+            outside = "head" if name in ("embed", "head") else None
+            part = outside or ("dense ffn" if name.endswith(("gate", "up", "down")) else "attention")
+            streamed[part] += size[0] * made_up.format(name).row_bytes(size[1])
+            elements[part] += size[0] * size[1]
+    found = plan.json(shape, "--weights", weights, "--on", "H200")
+    parts = {row["part"]: row for row in found["parts"]}
+    for part, size in streamed.items():
+        assert parts[part]["active"] == pytest.approx(size)
+        assert parts[part]["bits"] == pytest.approx(8 * size / elements[part])
+
+
+def test_what_was_not_measured_has_no_error_bar(plan: Plan) -> None:
+    _, out, _ = plan("llama-3.1-8b", "--on", "H200")
+    assert "± " in out.split("predicted")[1].splitlines()[0]
+    for words, why in (
+        (["llama-3.1-8b", "--weights", "q4_k_m"], "weights other than bf16"),
+        (["laneformer-2b", "--on", "8xH200"], "exchanges (measured inside one GPU alone)"),
+        (["llama-3.1-8b", "--on", "B200"], "the latencies of B200"),
+    ):
+        _, out, _ = plan(*words)
+        assert "±" not in out.split("predicted")[1].split("error bar")[0]
+        assert why in " ".join(out.split("error bar")[1].split())
+    assert plan.json("llama-3.1-8b", "--weights", "q4_k_m")["error"] is None
+
+
+def test_what_others_have_measured_stands_beside_the_prediction(plan: Plan) -> None:
+    _, out, _ = plan("laneformer-2b", "--on", "8xH200")
+    assert "2,100 tok/s, measured" in out
+    for words in (["laneformer-2b", "--on", "H200"], ["laneformer-2b", "--on", "8xH100"], ["llama-3.1-8b"]):
+        assert "\npublished" not in plan(*words)[1]
+
+
+def test_a_model_that_comes_with_monolane_has_a_plan(plan: Plan) -> None:
+    found = plan.json("laneformer-tiny")
+    model = MODELS["laneformer-tiny"]
+    assert isinstance(model, BundledModel)
+    assert found["model"] == model.name
+    assert 2 * found["parameters"] == pytest.approx((model.folder / "model.safetensors").stat().st_size, rel=0.01)
+
+
 def test_a_plan_says_all_it_should(plan: Plan) -> None:
-    code, out, err = plan("qwen3-coder-next", "--on", "8xH200", "--dtype", "fp8", "--context", "32k")
+    code, out, err = plan("qwen3-coder-next", "--on", "8xH200", "--weights", "fp8", "--context", "32k")
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 100
     heading = out.splitlines()[0]
@@ -215,7 +276,7 @@ def test_a_gpu_that_is_here_counts_with_what_was_measured_on_it(plan: Plan, monk
         (["llama-3.1-8b", "--on", "2xCPU"], 2, "one CPU"),
         (["llama-3.1-8b", "--on", "2xH200", "--lanes", "3"], 2, "from 1 to 2"),
         (["llama-3.1-8b", "--lanes", "0"], 2, "from 1 to 1"),
-        (["llama-3.1-8b", "--dtype", "int2"], 2, "bf16, fp8, int4, fp4, published"),
+        (["llama-3.1-8b", "--weights", "int2"], 2, "bf16, fp8, fp4, q8, q4, q4_k_m"),
         (["llama-3.1-8b", "--context", "many"], 2, "--context"),
         (["llama-3.1-8b", "--context", "200k"], 2, "131,072"),
         (["llama-3.1-8b", "--delay", "2"], 2, "one lane"),

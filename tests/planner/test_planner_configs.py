@@ -229,7 +229,7 @@ def test_no_config_breaks_the_planner(entry: Entry, data: st.DataObject) -> None
     config = Settings({**entry.config, **{key: data.draw(JUNK) for key in keys}}, "a test")
     try:
         shape, precision = read_shape(language_part(config)), published(config)
-        time = token_time(steps(shape, precision, 100, Lanes(3)), 1e12, Latencies(2.0, 0.5, 1.0, 1.0), 3.0)
+        time = token_time(steps(shape, precision, 100, Lanes(3)), 1e12, Latencies(2.0, 0.5, 1.0, 1.0, 1.0), 3.0)
         held = footprint(shape, precision, 100, 3).total.lane_held
     except MonolaneError:
         return
@@ -243,7 +243,7 @@ def test_weights_of_unknown_size_need_a_dtype(tmp_path: Path) -> None:
     described = describe(str(tmp_path))
     with pytest.raises(UnsupportedModelError, match="unheard-of") as caught:
         described.precision("published")
-    assert "--dtype" in caught.value.hint
+    assert "--weights" in caught.value.hint
     assert described.precision("fp8").name == "fp8"
 
 

@@ -21,7 +21,7 @@ from monolane.planner.prediction import Ceiling, predict
 from monolane.planner.source import from_entry
 
 H200, MODEL = MACHINES["H200"], from_entry(CATALOGUE["laneformer-2b"])  # of 3,072 values
-TRUTH = Latencies(handoff_us=2.0, leak=0.5, efficiency=1.0, cache_efficiency=1.0)
+TRUTH = Latencies(handoff_us=2.0, leak=0.5, efficiency=1.0, cache_efficiency=1.0, low_bit=1.0)
 
 
 def exchange(lanes: int, values: int, own_us: float, **changes: Any) -> dict[str, Any]:

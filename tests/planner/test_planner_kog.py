@@ -70,7 +70,9 @@ def test_the_table_has_every_number_and_explains_every_model(results: list[Resul
 def test_explanations_follow_from_the_terms() -> None:
     """With hand-offs that take hardly any time ours is above the formula where lanes need not wait; else below."""
     quick, slow = (
-        kog.comparisons([result_of(name, Latencies(us, 0.5, 1.0, 1.0)) for name in ("llama-3.2-1b", "smollm2-135m")])
+        kog.comparisons(
+            [result_of(name, Latencies(us, 0.5, 1.0, 1.0, 1.0)) for name in ("llama-3.2-1b", "smollm2-135m")]
+        )
         for us in (0.2, 20.0)
     )
     assert "ours is above the formula" in kog_report.explain(quick[0])

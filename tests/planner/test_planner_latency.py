@@ -25,7 +25,7 @@ from monolane.planner.source import from_entry
 LANES = st.builds(Lanes, st.integers(1, 16), st.floats(0.0, 20.0), st.integers(0, 8))
 CONTEXTS = st.integers(0, 200_000)
 BANDWIDTHS = st.floats(1e9, 1e13)
-KNOWN = Latencies(handoff_us=2.0, leak=0.5, efficiency=1.0, cache_efficiency=1.0)
+KNOWN = Latencies(handoff_us=2.0, leak=0.5, efficiency=1.0, cache_efficiency=1.0, low_bit=1.0)
 SLACK = 1 + 1e-9
 
 
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
     model = from_entry(CATALOGUE["kimi-k2.6"])
     with pytest.raises(ResourceError, match=r"Kimi-K2.6 does not fit 4 x H200: .* 152\.2 GB .* 133\.9 GB") as caught:
         predict(model, several(4, MACHINES["H200"]), [], dtype="published")
-    assert "--dtype" in caught.value.hint
+    assert "--weights" in caught.value.hint
     assert predict(model, several(8, MACHINES["H200"]), [], dtype="published").lanes.count == 8
 
 

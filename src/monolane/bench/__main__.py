@@ -11,6 +11,7 @@ from pathlib import Path
 from monolane.bench import output_path
 from monolane.bench.measure import contexts, delays, lengths, load, run, shapes
 from monolane.bench.peers import registry
+from monolane.bench.quality import run as quality_run
 from monolane.bench.report import picture, record, show, tables
 from monolane.bench.trace import run as trace_run
 from monolane.errors import MonolaneError
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     tracing.add_argument("--tokens", type=int, default=8, help="tokens that are traced")
     tracing.add_argument("--out", type=Path, metavar="FILE.json", help="write the trace for ui.perfetto.dev")
     tracing.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it")
+    _add_quality(commands.add_parser("quality", help="the share of HumanEval's problems that a model solves"))
     drawing = commands.add_parser("draw", help="the picture of a model's results that were written earlier")
     drawing.set_defaults(act=_draw)
     drawing.add_argument("model", help="as results call it")
@@ -86,6 +88,17 @@ def _add_contexts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", default=usual, metavar=usual, help="tokens in the cache to decode behind")
     parser.add_argument("--tokens", type=int, help="tokens per answer")
     parser.add_argument("--rounds", type=int, default=5)
+
+
+def _add_quality(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(act=_quality)
+    parser.add_argument("model", help="a name, a folder or a GGUF file of a chat model")
+    parser.add_argument("--device", default="auto", help="auto, cuda, cpu or interpreter")
+    parser.add_argument("--workers", type=int, help="threads of a CPU")
+    parser.add_argument("--weights", help="q8 or q4: quantise 16-bit weights while loading")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens per answer, at most")
+    parser.add_argument("--problems", type=int, help="only so many, the first ones")
+    parser.add_argument("--out", type=Path, default=quality_run.QUALITY, metavar="FOLDER", help="where the result goes")
 
 
 def _add_delays(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +168,19 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _load(arguments: argparse.Namespace) -> None:
     load.run(arguments.model, arguments.shape, arguments.device, arguments.out, _say)
+
+
+def _quality(arguments: argparse.Namespace) -> None:
+    options = quality_run.Options(
+        model=arguments.model,
+        device=arguments.device,
+        workers=arguments.workers,
+        quantise=arguments.weights,
+        max_tokens=arguments.tokens,
+        problems=arguments.problems,
+        out=arguments.out,
+    )
+    print(quality_run.summary(quality_run.run(options, _say)))
 
 
 def _trace(arguments: argparse.Namespace) -> None:

@@ -22,8 +22,11 @@ def plan(
     delay: Annotated[
         int | None, typer.Option(help="Modules by which other lanes are heard of late. Default: as trained.")
     ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="What weights are kept in: bf16, fp8, int4, fp4, or as they were published.")
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="bf16, fp8, fp4; q8, q4, q4_k_m or a format, as Monolane streams them. Default: as published."
+        ),
     ] = "published",
     context: Annotated[
         str | None, typer.Option(metavar="TOKENS", help="Tokens in the cache, such as 512 or 32k. Default: 4k.")
@@ -65,7 +68,7 @@ def plan(
         describe(model),
         where.cluster,
         results,
-        dtype=dtype,
+        dtype=weights,
         context=None if context is None else parse_length(context, "--context"),
         delay=delay,
         measured=where.measured,

@@ -21,22 +21,23 @@ from monolane.bench.ceiling.measured_exchanges import MeasuredExchanges, of_resu
 from monolane.bench.ceiling.result import idle_handoff_us
 from monolane.bench.report.record import RESULTS, cpu_title
 from monolane.model.settings import Settings
+from monolane.planner import low_bit
 from monolane.planner.catalogue import CATALOGUE
 from monolane.planner.latency import Lanes, Latencies, Step, steps, token_time
 from monolane.planner.machines import Kind, Machine, known_gpu
-from monolane.planner.precision import FORMATS, named
+from monolane.planner.precision import named
 from monolane.planner.source import from_entry
 from monolane.target.cuda.predict import HANDOFF_US, PAUSE_US
 
 # Prior latencies, and the standard deviation of the logarithm of each.
 _PRIORS: dict[Kind, tuple[Latencies, Latencies]] = {
-    "gpu": (Latencies(HANDOFF_US, PAUSE_US / HANDOFF_US, 1.0, 1.0), Latencies(0.3, 0.6, 0.1, 0.5)),
-    "cpu": (Latencies(2.0, 0.5, 0.85, 0.85), Latencies(1.0, 0.5, 0.2, 0.5)),
+    "gpu": (Latencies(HANDOFF_US, PAUSE_US / HANDOFF_US, 1.0, 1.0, 0.95), Latencies(0.3, 0.6, 0.1, 0.5, 0.3)),
+    "cpu": (Latencies(2.0, 0.5, 0.85, 0.85, 0.7), Latencies(1.0, 0.5, 0.2, 0.5, 0.5)),
 }
 _RESULT_SPREAD = 0.03  # likewise of a measured time: runs of the same code on the same machine differ by that much
 _NAMES = tuple(field.name for field in fields(Latencies))
 _VALUES = attrgetter(*_NAMES)
-_SHARES = ("leak", "efficiency", "cache_efficiency")  # latencies that are shares, and so at most 1
+_SHARES = ("leak", "efficiency", "cache_efficiency", "low_bit")  # latencies that are shares, and so at most 1
 _ROUNDS, _FIRST_STRIDE = 24, 0.4  # of the search; a stride is a difference of logarithms
 
 
@@ -66,6 +67,11 @@ class Calibration:
     from_machine: str | None  # that the results were measured on
     # Hand-off time on the machine of the prediction / on ``from_machine``, where these differ and both are measured.
     carried: float | None = None
+
+    @property
+    def has_low_bit(self) -> bool:
+        """Whether results of low-bit weights are among them."""
+        return any(step.low_bit for result in self.results for step in result.work)
 
 
 def results_folder() -> Path:
@@ -97,9 +103,12 @@ def _results_of(name: str, content: dict[str, object]) -> Iterator[Result]:
     entry, dtype = CATALOGUE.get(str(content.get("model"))), content.get("dtype")
     machine = _machine_of(content)
     ceiling = _positive(content.get("ceiling_bytes_per_s"))
-    if entry is None or dtype not in FORMATS or machine is None or ceiling is None:
+    if entry is None or not isinstance(dtype, str) or machine is None or ceiling is None:
         return
-    shape, precision = from_entry(entry).shape, named(str(dtype))
+    shape, size = from_entry(entry).shape, _positive(content.get("bytes_per_token"))
+    if dtype != "bf16" and size is None:
+        return
+    precision = named(dtype) if dtype == "bf16" or size is None else low_bit.streamed(dtype, size, shape)
     for context, us in _times(content):
         work = steps(shape, precision, context, Lanes())
         yield Result(name, entry.name, *machine, ceiling, work, us)

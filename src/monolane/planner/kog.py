@@ -50,6 +50,21 @@ PUBLISHED_SPEEDS = (
 )
 
 
+@dataclass(frozen=True)
+class PublishedSpeed:
+    tokens_per_s: float
+    measured: bool  # not projected
+
+
+def published_speed(plan: Prediction) -> PublishedSpeed | None:
+    """What was published of the model of a prediction on the same GPUs; None where nothing was."""
+    machine, used = plan.cluster.machine.name, plan.lanes.count
+    for published in PUBLISHED_SPEEDS:
+        if CATALOGUE[published.model].title == plan.model.name and machine in NODES and used == COUNT:
+            return PublishedSpeed(published.speeds[NODES.index(machine)], published.measured)
+    return None
+
+
 def nominal(node: str) -> float:
     """Bytes per second of all GPUs together, by the data sheet."""
     bandwidth = MACHINES[node].bandwidth

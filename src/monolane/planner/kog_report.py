@@ -25,7 +25,7 @@ _LEGEND = (
 
 def text(results: Sequence[Result]) -> str:
     found = comparisons(results)
-    rows = [["model", "on", "GB/token", "implied", "published", "formula", "ours", "", "binds"]]
+    rows = [["model", "on", "GB/token", "implied", "published", "formula", "ours", "binds"]]
     rows += [_row(one) for model in found for one in model]
     return "\n".join(
         [
@@ -53,7 +53,6 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
             "implied_bytes_per_token": one.implied_bytes,
             "formula_tokens_per_second": one.formula,
             "our_tokens_per_second": one.ours.tokens_per_s,
-            "our_error": one.ours.error,
             "binds": one.ours.time.binds,
             "explanation": explain(model),
         }
@@ -63,7 +62,7 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _row(one: Comparison) -> list[str]:
-    published, error = one.published, one.ours.error
+    published = one.published
     mark = "*" if published.measured else "!" if published.elsewhere else "~" if published.machine_unsaid else " "
     return [
         one.ours.model.name,
@@ -73,7 +72,6 @@ def _row(one: Comparison) -> list[str]:
         f"{one.speed:,.0f} {mark}",
         f"{one.formula:,.0f}",
         f"{one.ours.tokens_per_s:,.0f}",
-        "" if error is None else f"± {error:.0%}",
         one.ours.time.binds,
     ]
 

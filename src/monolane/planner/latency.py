@@ -40,6 +40,7 @@ class Latencies:
     leak: float  # the share of a hand-off during which memory is idle although the ring has free slots
     efficiency: float  # the share of the ceiling at which weights are streamed, without hand-offs
     cache_efficiency: float  # likewise of the KV cache
+    low_bit: float  # the share of ``efficiency`` that low-bit weights reach: their codes are unpacked
 
     @property
     def pause_us(self) -> float:
@@ -51,7 +52,8 @@ class Step:
     """The work of one lane in one kind of layer, or in the head."""
 
     times: int  # per token
-    weights: float  # bytes
+    weights: float  # bytes, of which ``low_bit`` have fewer than 16 bits per weight
+    low_bit: float  # bytes
     cache: float  # bytes
     stages: int
     blind: int  # stages whose weights cannot be prefetched
@@ -101,7 +103,7 @@ def _steps(shape: Shape, precision: Precision, context: int, lanes: Lanes) -> It
         cache = layer.mixer.cache(context)
         yield Step(
             times,
-            _bytes(layer.weights(shape.hidden), precision, lanes.count),
+            *_bytes(layer.weights(shape.hidden), precision, lanes.count),
             cache.moved * share(cache.units, lanes.count),
             layer.stages,
             layer.ffn.blind,
@@ -109,11 +111,13 @@ def _steps(shape: Shape, precision: Precision, context: int, lanes: Lanes) -> It
             lanes.delay,
         )
     # Each lane has a part of the vocabulary, and all need the chosen token: the head's exchange cannot be delayed.
-    yield Step(1, _bytes(shape.head_weights(), precision, lanes.count), 0.0, HEAD_STAGES, 0, 1 if several else 0, 0)
+    yield Step(1, *_bytes(shape.head_weights(), precision, lanes.count), 0.0, HEAD_STAGES, 0, 1 if several else 0, 0)
 
 
-def _bytes(weights: Sequence[Weights], precision: Precision, lanes: int) -> float:
-    return sum(precision.active_bytes(one) * share(one.units, lanes) for one in weights)
+def _bytes(weights: Sequence[Weights], precision: Precision, lanes: int) -> tuple[float, float]:
+    """The bytes that one lane reads, and those of them in low-bit formats."""
+    sizes = [(one.part, precision.active_bytes(one) * share(one.units, lanes)) for one in weights]
+    return sum(size for _, size in sizes), sum(size for part, size in sizes if precision.is_low_bit(part))
 
 
 def token_time(work: Sequence[Step], bandwidth: float, latencies: Latencies, exchange_us: float = 0.0) -> TokenTime:
@@ -126,7 +130,9 @@ def token_time(work: Sequence[Step], bandwidth: float, latencies: Latencies, exc
 
 def _step_time(step: Step, bandwidth: float, latencies: Latencies, exchange_us: float) -> TokenTime:
     streaming = TokenTime(
-        weights=step.weights / (bandwidth * latencies.efficiency) * MICRO,
+        weights=(step.weights - step.low_bit + step.low_bit / latencies.low_bit)
+        / (bandwidth * latencies.efficiency)
+        * MICRO,
         cache=step.cache / (bandwidth * latencies.cache_efficiency) * MICRO,
         handoffs=(step.stages - step.blind) * latencies.pause_us + step.blind * latencies.handoff_us,
         exchanges=step.exchanges * latencies.pause_us,

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from monolane.errors import UnsupportedModelError, UsageError
+from monolane.errors import UnsupportedModelError
 from monolane.model.settings import Settings
 from monolane.planner.parts import Part, Weights
 
 PUBLISHED = "published"
 BF16_BITS = 16.0
-# Bits per weight with scales: int4 has 16 bits of scale per 32 weights, fp4 has 8; fp8 has one per 128 x 128, which
-# does not count.
-FORMATS = {"bf16": BF16_BITS, "fp8": 8.0, "int4": 4.5, "fp4": 4.25}
-DTYPES = (*FORMATS, PUBLISHED)
+# Formats that checkpoints are published in. Bits per weight with scales: fp4 has 8 bits of scale per 32 weights; fp8
+# has one scale per 128 x 128, which does not count.
+FORMATS = {"bf16": BF16_BITS, "fp8": 8.0, "fp4": 4.25}
 
 # The parts that are quantised. Head, router, embedding, norms and biases are small or sensitive, and are not.
 LAYER_PARTS = (Part.ATTENTION, Part.DENSE, Part.ROUTED, Part.SHARED)
@@ -32,19 +31,20 @@ class Precision:
     rest: float = BF16_BITS  # of the parts that ``bits`` does not have
 
     def active_bytes(self, weights: Weights) -> float:
-        return weights.active * self._bits(weights.part) / 8
+        return weights.active * self.bits_of(weights.part) / 8
 
     def stored_bytes(self, weights: Weights) -> float:
-        return weights.stored * self._bits(weights.part) / 8
+        return weights.stored * self.bits_of(weights.part) / 8
 
-    def _bits(self, part: Part) -> float:
+    def bits_of(self, part: Part) -> float:
         return self.bits.get(part, self.rest)
+
+    def is_low_bit(self, part: Part) -> bool:
+        return self.bits_of(part) < BF16_BITS
 
 
 def named(dtype: str) -> Precision:
-    """The precision with all layers in one format."""
-    if dtype not in FORMATS:
-        raise UsageError(f"There is no dtype {dtype!r}.", f"Choose one of: {', '.join(DTYPES)}.")
+    """The precision with all layers in one format of checkpoints."""
     return _some(dtype, LAYER_PARTS, FORMATS[dtype])
 
 
@@ -69,7 +69,7 @@ def published(settings: Settings) -> Precision:
         return _grouped(method, LAYER_PARTS, quantised)
     raise UnsupportedModelError(
         f"{settings.source}: the planner does not know the size of weights quantised by {method!r}.",
-        f"Choose a format to count with: --dtype {', '.join(FORMATS)}.",
+        f"Choose a format to count with: --weights {', '.join(FORMATS)}.",
     )
 
 

@@ -48,8 +48,30 @@ class Prediction:
 
     @property
     def error(self) -> float | None:
-        """The relative error of the predicted time."""
-        return self.calibration.error
+        """The relative error of the predicted time; None where measurements do not cover all of it."""
+        return None if self.uncovered else self.calibration.error
+
+    @property
+    def uncovered(self) -> list[str]:
+        """What the error of the calibration does not cover, because it was not measured so."""
+        calibration, machine = self.calibration, self.cluster.machine
+        found = []
+        if calibration.from_machine not in (None, machine.name):
+            carried = calibration.carried
+            scaled = f", hand-offs x {carried:.2f} as 'monolane ceiling' found" if carried is not None else ""
+            found.append(f"the latencies of {machine.name} (taken from {calibration.from_machine}{scaled})")
+        if self.lanes.count > 1:
+            inside = "measured inside one GPU alone" if self.exchange.measured else "none has been measured"
+            found.append(f"exchanges ({inside})")
+        if self.has_low_bit and not calibration.has_low_bit:
+            found.append("weights other than bf16")
+        if any(layer.ffn.blind for layer, _ in self.model.shape.kinds):
+            found.append("experts")
+        return found
+
+    @property
+    def has_low_bit(self) -> bool:
+        return any(self.precision.is_low_bit(weights.part) for weights, _ in self.model.shape.all_weights())
 
     @property
     def tokens_per_s_range(self) -> tuple[float, float] | None:
@@ -135,5 +157,5 @@ def _require_room(model: Described, weight: Footprint, cluster: Cluster, context
         f"({human_size(int(weights))} of weights, {human_size(int(cache))} of cache "
         f"for {context:,} tokens), but has {human_size(int(room))} "
         f"({human_size(cluster.machine.memory)} less {RESERVED:.0%}).",
-        "Use more or larger GPUs, a smaller --dtype, or a shorter --context.",
+        "Use more or larger GPUs, smaller --weights, or a shorter --context.",
     )

@@ -6,8 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from monolane.cache import human_size
-from monolane.planner import columns
+from monolane.planner import columns, kog
+from monolane.planner.footprint import CACHE, Row
 from monolane.planner.latency import MICRO
+from monolane.planner.parts import Part
+from monolane.planner.precision import FORMATS
 from monolane.planner.prediction import Prediction
 
 _INDENT = 11
@@ -41,6 +44,7 @@ def text(plan: Prediction) -> str:
             _line("roofline", _roofline(plan)),
             _line("predicted", _predicted(plan)),
             *_terms(plan),
+            *_published(plan),
             _line("binds", f"{plan.time.binds}: {_BINDS[plan.time.binds]}"),
             _line("error bar", error_bar(plan)),
             *_assumptions(plan),
@@ -54,12 +58,13 @@ def _line(label: str, content: str) -> str:
 
 def _parts(plan: Prediction) -> list[str]:
     total = plan.footprint.total
-    rows = [["part", "parameters", "in memory", "per token", "per token and lane", "share"]]
+    rows = [["part", "parameters", "bits", "in memory", "per token", "per token and lane", "share"]]
     for row in (*plan.footprint.rows, total):
         rows.append(
             [
                 row.part,
                 columns.count(row.parameters),
+                "-" if (bits := _bits_of(plan, row)) is None else f"{bits:.3g}",
                 human_size(round(row.held)) if row.held else "-",
                 human_size(round(row.active)),
                 human_size(round(row.lane_active)),
@@ -67,6 +72,31 @@ def _parts(plan: Prediction) -> list[str]:
             ]
         )
     return columns.table(rows)
+
+
+def _bits_of(plan: Prediction, row: Row) -> float | None:
+    """Bits per weight; in total those of the weights that a token reads."""
+    if row.part == CACHE:
+        return None
+    total, cache = plan.footprint.total, plan.footprint.cache
+    if row.part == total.part:
+        return 8 * (total.active - cache.active) / plan.model.shape.active_parameters
+    return plan.precision.bits_of(Part(row.part))
+
+
+def _published(plan: Prediction) -> list[str]:
+    """What others have published of the same model on the same machine."""
+    speed = kog.published_speed(plan)
+    if speed is None:
+        return []
+    how = "measured" if speed.measured else "projected"
+    return [
+        _line(
+            "published",
+            f"{speed.tokens_per_s:,.0f} tok/s, {how} by the makers of another engine; the prediction is "
+            f"{plan.tokens_per_s / speed.tokens_per_s:.1f} times that",
+        )
+    ]
 
 
 def _memory(plan: Prediction) -> str:
@@ -125,27 +155,17 @@ def _exchanges(plan: Prediction) -> int:
 
 def error_bar(plan: Prediction) -> str:
     """The error bar, how it was estimated, and what it does not cover."""
-    calibration, machine = plan.calibration, plan.cluster.machine
+    calibration = plan.calibration
     if calibration.error is None:
         return "none: there is no measured result to compare with, so the latencies are those of early probes"
     models = len({result.model for result in calibration.results})
-    said = (
-        f"± {calibration.error:.0%}, {_METHOD}, over {len(calibration.results)} measured time(s) of {models} model(s) "
+    method = (
+        f"{_METHOD}, over {len(calibration.results)} measured time(s) of {models} model(s) "
         f"on {calibration.from_machine}"
     )
-    lacking = []
-    if calibration.from_machine != machine.name:
-        carried = calibration.carried
-        scaled = f", hand-offs x {carried:.2f} as 'monolane ceiling' found" if carried is not None else ""
-        lacking.append(f"the latencies of {machine.name} (taken from {calibration.from_machine}{scaled})")
-    if plan.lanes.count > 1:
-        inside = "measured inside one GPU alone" if plan.exchange.measured else "none has been measured"
-        lacking.append(f"exchanges ({inside})")
-    if plan.precision.name != "bf16":
-        lacking.append("weights other than bf16")
-    if any(layer.ffn.blind for layer, _ in plan.model.shape.kinds):
-        lacking.append("experts")
-    return said + (f"; it does not cover {_and(lacking)}" if lacking else "")
+    if plan.uncovered:
+        return f"none: the ± {calibration.error:.0%} of {method}, do not cover {_and(plan.uncovered)}"
+    return f"± {calibration.error:.0%}, {method}"
 
 
 def assumptions(plan: Prediction) -> dict[str, str]:
@@ -160,8 +180,11 @@ def assumptions(plan: Prediction) -> dict[str, str]:
         found[machine.name] = machine.assumed["machine"]
     if plan.lanes.delay and not plan.model.delay:
         found["delay"] = "the model would have to be trained for it; untrained, it answers nonsense"
-    if plan.precision.name in ("fp8", "int4", "fp4"):
-        found["dtype"] = "head, router and embedding stay bf16"
+    if plan.precision.name in FORMATS and plan.has_low_bit:
+        found["weights"] = "head, router and embedding stay bf16"
+    if plan.has_low_bit and not plan.calibration.has_low_bit:
+        share = plan.calibration.latencies.low_bit
+        found["low-bit weights"] = f"{share:.0%} of the speed at which bf16 is streamed; no run of a model has shown it"
     return found
 
 
@@ -182,7 +205,7 @@ def as_json(plan: Prediction) -> dict[str, Any]:
         "exchange_source": plan.exchange.source if plan.lanes.count > 1 else None,
         "dtype": plan.precision.name,
         "context": plan.context,
-        "parts": [asdict(row) for row in plan.footprint.rows],
+        "parts": [asdict(row) | {"bits": _bits_of(plan, row)} for row in plan.footprint.rows],
         "parameters": plan.model.shape.parameters,
         "active_parameters": plan.model.shape.active_parameters,
         "bytes_per_token": plan.footprint.total.active,
@@ -198,6 +221,7 @@ def as_json(plan: Prediction) -> dict[str, Any]:
         "binds": plan.time.binds,
         "error": plan.error,
         "error_method": error_bar(plan),
+        "published_tokens_per_second": speed.tokens_per_s if (speed := kog.published_speed(plan)) else None,
         "latencies": asdict(plan.calibration.latencies),
         "assumed": assumptions(plan),
     }

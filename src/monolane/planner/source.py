@@ -11,19 +11,23 @@ from pathlib import Path
 
 from monolane.cache import cache_folder
 from monolane.errors import FetchError, ModelFileError, UsageError
+from monolane.model.catalogue import CATALOGUE as MODELS
+from monolane.model.catalogue import BundledModel
 from monolane.model.data_file import DataFile
 from monolane.model.families.names import gguf_name
 from monolane.model.fetch import HUB_ID
+from monolane.model.format import BF16
 from monolane.model.gguf_file import read_gguf
 from monolane.model.gguf_weights import open_gguf
 from monolane.model.hub import Hub
 from monolane.model.json_object import read_json_object
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor
+from monolane.planner import low_bit
 from monolane.planner.catalogue import CATALOGUE, Entry
 from monolane.planner.config_reader import language_part, read_delay, read_shape
 from monolane.planner.parts import Part
-from monolane.planner.precision import PUBLISHED, Precision, named, published
+from monolane.planner.precision import PUBLISHED, Precision, published
 from monolane.planner.shape import Shape, shape_of
 from monolane.progress import Silent
 
@@ -42,14 +46,15 @@ class Described:
     assumed: Mapping[str, str] = field(default_factory=dict)
 
     def precision(self, dtype: str) -> Precision:
-        return self.as_published() if dtype == PUBLISHED else named(dtype)
+        return self.as_published() if dtype == PUBLISHED else low_bit.chosen(dtype, self.shape)
 
 
 def describe(spec: str, hub: Hub | None = None) -> Described:
     """The model of this name, path or hub id. No weights are fetched or read."""
     if (entry := CATALOGUE.get(spec.lower())) is not None:
         return from_entry(entry)
-    if (path := _local(spec)) is not None:
+    path = _local(spec) or _named(spec)
+    if path is not None:
         return _gguf(path) if path.suffix.lower() == ".gguf" and path.is_file() else _folder(path)
     if HUB_ID.fullmatch(spec) and not spec.endswith(".gguf"):
         return _hub_config(spec, hub or Hub())
@@ -59,6 +64,15 @@ def describe(spec: str, hub: Hub | None = None) -> Described:
         (f"Did you mean {close[0]}? " if close else "")
         + "'monolane plan --list' shows the names; a folder with config.json, a .gguf file or a hub id do too.",
     )
+
+
+def _named(spec: str) -> Path | None:
+    """The file or folder of a model that 'monolane models' lists, where it is here."""
+    model = MODELS.get(spec)
+    if model is None:
+        return None
+    path = model.folder if isinstance(model, BundledModel) else cache_folder("models") / model.file_name
+    return path if path.exists() else None
 
 
 def from_entry(entry: Entry) -> Described:
@@ -117,16 +131,23 @@ def _gguf(path: Path) -> Described:
 
 
 def stored_precision(tensors: Mapping[str, StoredTensor]) -> Precision:
-    """Bits per weight in a GGUF file, averaged over each part."""
+    """Bits per weight of a GGUF file as it is streamed, in our formats, averaged over each part."""
     sizes: dict[Part, int] = {}
     elements: dict[Part, int] = {}
     for name, tensor in tensors.items():
         part = gguf_part(name, tensor)
-        sizes[part] = sizes.get(part, 0) + tensor.size
+        sizes[part] = sizes.get(part, 0) + _streamed_bytes(tensor)
         elements[part] = elements.get(part, 0) + math.prod(tensor.shape)
     bits = {part: 8 * size / elements[part] for part, size in sizes.items()}
     bits.setdefault(Part.HEAD, bits[Part.EMBEDDING])  # a tied head reads the embedding
     return Precision("as stored", bits)
+
+
+def _streamed_bytes(tensor: StoredTensor) -> int:
+    if len(tensor.shape) != 2:
+        return tensor.size
+    format = tensor.format.format if tensor.is_held() else BF16
+    return tensor.shape[0] * format.row_bytes(tensor.shape[1])
 
 
 def gguf_part(name: str, tensor: StoredTensor) -> Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +29,7 @@ COLOURS = {  # of stages, the same in every picture
     "head": "#b279a2",
     "sample": "#54a24b",
 }
+PARTS = {"gate_up": "ffn", "down": "ffn", "head": "head"}  # of stages; the others are of attention
 OTHER_COLOUR = "#888888"
 MOST_LISTED = 32  # tapes that the report lists, one per line
 PICTURE_FORMATS = (".svg", ".png", ".pdf")
@@ -53,7 +55,7 @@ def report(plan: Plan, context: int, shard_notes: Sequence[str] = ()) -> str:
         "",
         *divided,
         f"{len(program.stages)} stages, {program.handoffs} hand-offs",
-        f"{lanes * plan.bytes_per_token / MEGA:,.1f} MB streamed per token",
+        f"{lanes * plan.bytes_per_token / MEGA:,.1f} MB streamed per token: {_by_part(plan)}",
         f"cache: {cache:,} bytes per token, {full_cache:,.1f} MB for {context:,} tokens",
         f"attention: {_splitting(program.attention.splitting)}",
         f"{plan.workers} worker(s){' per lane' if lanes > 1 else ''}, layout {layout.name}: "
@@ -62,6 +64,18 @@ def report(plan: Plan, context: int, shard_notes: Sequence[str] = ()) -> str:
         f"balance: the longest tape is {above:.2%} above even, the shortest {below:.2%} below",
     ]
     return "\n".join(lines)
+
+
+def _by_part(plan: Plan) -> str:
+    """The bytes of each part of the model and its bits per weight, with scales and the padding of tiles."""
+    sizes, weights = Counter[str](), Counter[str]()
+    for stage in plan.program.projections:
+        part = PARTS.get(stage.name, "attention")
+        sizes[part] += plan.program.lanes * plan.layout.tiles(stage) * plan.layout.tile_bytes(stage)
+        weights[part] += plan.program.lanes * stage.matrix.rows * stage.matrix.cols
+    return ", ".join(
+        f"{part} {size / MEGA:,.1f} MB ({8 * size / weights[part]:.3g} bits per weight)" for part, size in sizes.items()
+    )
 
 
 def _splitting(splitting: Splitting) -> str:

@@ -16,6 +16,12 @@ Q4_K_M = "q4_k_m"
 MIXTURES = (Q4_K_M, *(name for name, format in FORMATS.items() if format.is_low_bit))
 
 
+def q4_k_m_favours(layer: int, layers: int) -> bool:
+    """Whether q4_k_m has v and down of this layer in Q6_K."""
+    first = layers // 8
+    return layer < first or layer >= 7 * layers // 8 or (layer - first) % 3 == 2
+
+
 class MadeUpMixture(MadeUpWeights):
     """Random weights of about the usual magnitude, as ``mixture`` says: the name of a format, or q4_k_m."""
 
@@ -35,9 +41,7 @@ class MadeUpMixture(MadeUpWeights):
         if name in ("embed", "head"):
             return FORMATS["i6k16" if name == "head" or self._config.tied else "u4k32"]
         _, number, part = name.split(".")
-        layer, layers = int(number), self._config.layers
-        first = layers // 8
-        better = layer < first or layer >= 7 * layers // 8 or (layer - first) % 3 == 2
+        better = q4_k_m_favours(int(number), self._config.layers)
         return FORMATS["i6k16" if better and part in ("v", "down") else "u4k32"]
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:

@@ -1,34 +1,33 @@
-"""llama.cpp as a peer, through the xllamacpp package: same machine, number of threads, prompt and lengths."""
+"""llama.cpp on the CPU as a peer, through the xllamacpp package: same number of threads, prompt and lengths."""
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
+from monolane.bench.peers.llamacpp_file import gguf_file
 from monolane.bench.peers.peer import PeerMissingError, Wanted
 from monolane.errors import pip_install
 
 
 class LlamaCpp:
-    """Runs the model's GGUF file itself, or a copy of it with its matrices converted to bf16."""
+    """Runs the model's GGUF file itself, or a copy of it with its matrices converted to bf16; of a shape, a GGUF file
+    with the same made-up weights."""
 
     def __init__(self, wanted: Wanted, widened: bool) -> None:
         if find_spec("xllamacpp") is None:
             raise PeerMissingError(f"the xllamacpp package is not installed: {pip_install('xllamacpp')}")
-        if wanted.kind != "cpu":
-            raise PeerMissingError("the xllamacpp package computes on the CPU")
-        if wanted.path is None or wanted.path.suffix != ".gguf":
-            raise PeerMissingError("it needs a GGUF file")
         import xllamacpp
 
-        from monolane.bench.peers.widen import bf16_twin
-
+        self._folder = tempfile.TemporaryDirectory(prefix="monolane-peer-")
         self.name = "llama.cpp, bf16" if widened else "llama.cpp, same file"
         self.what = f"xllamacpp {version('xllamacpp')}, {wanted.threads} threads"
         params = xllamacpp.CommonParams()
-        params.model.path = str(bf16_twin(wanted.path) if widened else wanted.path)
+        params.model.path = str(gguf_file(wanted, widened, Path(self._folder.name)))
         params.n_ctx = wanted.context
         params.n_parallel = 1
         params.cpuparams.n_threads = wanted.threads
@@ -46,3 +45,4 @@ class LlamaCpp:
 
     def close(self) -> None:
         del self._server
+        self._folder.cleanup()

@@ -23,16 +23,15 @@ def _transformers(wanted: Wanted) -> Peer:
     return TransformersPeer(wanted)
 
 
-def _llama_cpp(wanted: Wanted) -> Peer:
+def _llama_cpp(wanted: Wanted, widened: bool = False) -> Peer:
     from monolane.bench.peers.llamacpp import LlamaCpp
+    from monolane.bench.peers.llamacpp_cuda import LlamaCppCuda
 
-    return LlamaCpp(wanted, widened=False)
+    return LlamaCppCuda(wanted, widened) if wanted.kind == "cuda" else LlamaCpp(wanted, widened)
 
 
 def _llama_cpp_bf16(wanted: Wanted) -> Peer:
-    from monolane.bench.peers.llamacpp import LlamaCpp
-
-    return LlamaCpp(wanted, widened=True)
+    return _llama_cpp(wanted, widened=True)
 
 
 def _vllm(wanted: Wanted) -> Peer:

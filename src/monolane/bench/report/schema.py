@@ -104,6 +104,15 @@ KINDS: dict[str, Schema] = {
             }
         ],
     },
+    "quality": {
+        **DEVICE,
+        "problems": int,
+        "passed": int,
+        "pass_at_1_percent": NUMBER,
+        "reported_percent": (*NUMBER, NONE),
+        "isolated": bool,
+        "answers": {"*": {"passed": bool, "error": (str, NONE), "tokens": int, "finish": str}},
+    },
     "serve speed": {"clients": {"*": {"client": NUMBER, "engine": NUMBER, "cost_percent": NUMBER}}},
     "serve conversation": {
         "device": str,

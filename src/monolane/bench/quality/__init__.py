@@ -1,0 +1,1 @@
+"""How well a model answers: the share of HumanEval's problems that it solves."""
