@@ -19,7 +19,11 @@ def random_rows(format: Format, rows: int, cols: int, size: float, seed: int) ->
     assert format.codes is not None
     found.codes[:] = random.integers(0, 256, found.codes.shape)
     found.high[:] = random.integers(0, 1 << 2 * format.codes.high_bits, found.high.shape)
-    if found.scales.dtype.kind == "f":
+    if format.codes.is_float:
+        found.codes[found.codes & 0x7F == 0x7F] = 0  # not a number
+        found.blocks[:] = random.uniform(0.5, 1, found.blocks.shape)
+        found.blocks[random.random(found.blocks.shape) < 0.05] = 0
+    elif found.scales.dtype.kind == "f":
         found.scales[:] = random.uniform(0.5, 1, found.scales.shape)
         if found.scales.shape[2] == 2 and format.name.endswith("z"):
             found.scales[..., 1] = random.integers(0, 16, found.scales.shape[:2])

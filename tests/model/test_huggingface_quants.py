@@ -15,6 +15,7 @@ from tiny_models import change_config, save_huggingface
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.format import BF16
 from monolane.model.huggingface import open_folder
+from monolane.model.huggingface_quants import QuantisedFolder
 from monolane.model.weights import Weights, check_weights, from_bf16, matrix_values
 
 SIZES: dict[str, Any] = {
@@ -142,16 +143,59 @@ def test_compressed_tensors_of_eight_bits(tmp_path: Path) -> None:
     check(weights, "i8g32", expected(codes, np.full((ROWS, 1), 128), scales, np.zeros(COLS, np.int64)))
 
 
-@pytest.mark.parametrize("shape", [(1,), (ROWS, 1), (2, 3)], ids=["one scale", "rows", "blocks"])
-def test_fp8_is_widened(tmp_path: Path, shape: tuple[int, ...]) -> None:
+FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
+COMPRESSED_FP8 = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+}
+
+
+def fp8_tensors(shape: tuple[int, ...]) -> tuple[dict[str, torch.Tensor], NDArray[np.float32]]:
+    """Tensors of a matrix whose scales have that shape, and its weights."""
     torch.manual_seed(0)
-    matrix, scales = torch.randn(ROWS, COLS).to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
-    name = "weight_scale_inv" if shape == (2, 3) else "weight_scale"
-    weights = opened(tmp_path, {"quant_method": "fp8"}, {"weight": matrix, name: scales})
-    whole = scales.repeat_interleave(128, 0).repeat_interleave(128, 1) if shape == (2, 3) else scales
-    assert weights.format(NAME) == BF16
-    found = from_bf16(weights.rows(NAME, 0, ROWS))
-    np.testing.assert_array_equal(found, (matrix.float() * whole).bfloat16().float().numpy())
+    matrix, scales = (100 * torch.randn(ROWS, COLS)).to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
+    in_blocks = len(shape) == 2 and shape[1] > 1
+    name = "weight_scale_inv" if in_blocks else "weight_scale"
+    sizes = [COLS // shape[1]] * 2 if in_blocks else [1, 1]
+    whole = scales.repeat_interleave(sizes[0], 0).repeat_interleave(sizes[1], 1) if in_blocks else scales
+    return {"weight": matrix, name: scales, "input_scale": torch.tensor(3.0)}, (matrix.float() * whole).numpy()
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [(FP8, (1,)), (FP8, ()), (FP8, (2, 3)), (COMPRESSED_FP8, (ROWS, 1)), (COMPRESSED_FP8, (ROWS,))],
+    ids=["one scale", "a number", "blocks", "rows", "a vector of rows"],
+)
+def test_fp8(tmp_path: Path, config: dict[str, Any], shape: tuple[int, ...]) -> None:
+    """Scales of activations are not used."""
+    tensors, values = fp8_tensors(shape if shape != (ROWS,) else (ROWS, 1))
+    tensors = {name: tensor.reshape(shape) if name == "weight_scale" else tensor for name, tensor in tensors.items()}
+    weights = opened(tmp_path, config, tensors)
+    check(weights, "e4m3k128", values)
+    assert isinstance(weights, QuantisedFolder)
+    assert weights.dtype == "fp8"
+
+
+def test_fp8_has_the_values_of_torch(tmp_path: Path) -> None:
+    """Every code, subnormal numbers and negative zero among them, and a NaN, which no weight is."""
+    tensors, _ = fp8_tensors((1,))
+    codes = torch.arange(ROWS * COLS).to(torch.uint8)
+    codes[codes & 0x7F == 0x7F] = 0
+    tensors["weight"] = codes.view(torch.float8_e4m3fn).reshape(ROWS, COLS)
+    tensors["weight_scale"] = torch.tensor(1.0)
+    check(opened(tmp_path, FP8, tensors), "e4m3k128", tensors["weight"].float().numpy())
+    codes[7 * COLS + 3] = 0xFF
+    weights = opened(tmp_path, FP8, tensors)
+    weights.quants(NAME, 0, 7)
+    with pytest.raises(ModelFileError, match=r"down_proj.weight.*not numbers"):
+        weights.quants(NAME, 0, 8)
+
+
+def test_fp8_with_other_blocks_is_refused(tmp_path: Path) -> None:
+    tensors, _ = fp8_tensors((4, 6))
+    with pytest.raises(UnsupportedModelError, match=r"down_proj.weight.*\(4, 6\)"):
+        opened(tmp_path, FP8, tensors)
 
 
 def test_scales_that_fp16_does_not_hold_are_widened(tmp_path: Path) -> None:

@@ -21,14 +21,15 @@ from random_models import CASES, Case, random_model
 LOW_BIT = [format for format in FORMATS.values() if format.is_low_bit]
 TOKENS = 40
 
-# Columns: 576 are two super-blocks and two groups, 320 one and two; 417 and 196 are not even whole groups.
-SHAPES = {case.name: case for case in CASES if case.name in ("qwen2-64", "qwen2-96", "qwen3-96-seven-kv-heads")}
 # Formats of the matrices of a model, by turns: every format in some shape; q, k and v of a layer in different ones.
 MIXTURES = {
     "qwen2-96": ("u4g32m", "i8g32", "i4g32", "nl4g32", "i5g32"),
-    "qwen2-64": ("u4k32", "i6k16", "u4k32", "u5k32", "bf16"),
+    "qwen2-64": ("u4k32", "i6k16", "u4k32", "e4m3k128", "u5k32", "bf16"),
     "qwen3-96-seven-kv-heads": ("u4g32z", "nl4k16", "u5g32m", "i4k16", "i8g32z", "fp4g32"),
+    "llama-96-biases": ("e4m3k128",),
 }
+# Columns: 576 are two super-blocks and two groups, 320 one and two; 417, 260 and 196 are not even whole groups.
+SHAPES = {case.name: case for case in CASES if case.name in MIXTURES}
 
 
 def small(name: str) -> Case:

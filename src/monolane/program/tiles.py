@@ -42,7 +42,7 @@ def block_type(format: Format, rows: int, groups: int) -> np.dtype[np.void]:
         fields.append(("high", "u1", (rows, 4, halves, format.codes.high_bits, 4)))
     fields.append(("scales", format.scales.kind, (groups, rows, format.scales.per_group)))
     if format.scales.per_block:
-        fields.append(("blocks", "<f2", (rows, format.scales.per_block)))
+        fields.append(("blocks", format.scales.block_kind, (rows, format.scales.per_block)))
     return np.dtype(fields)
 
 

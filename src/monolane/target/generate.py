@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from monolane.model.format import BLOCK_16, BLOCK_MIN, SCALE, SCALE_MIN, SCALE_ZERO
+from monolane.model.format import BLOCK_16, BLOCK_128, BLOCK_MIN, SCALE, SCALE_MIN, SCALE_ZERO
 from monolane.program import sample
 from monolane.program.layout import Layout
 from monolane.program.stage import Attend, Combine, Embed, Merge, Norm, Output, Program, Project, Sample, Stage
@@ -22,6 +22,7 @@ SCALINGS = {
     SCALE_ZERO: "kScaleZero",
     BLOCK_MIN: "kBlockMin",
     BLOCK_16: "kBlock16",
+    BLOCK_128: "kBlock128",
 }
 OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
 

@@ -94,13 +94,14 @@ def _format(format: Format, number: int, has_short_blocks: bool) -> list[str]:
     assert scales is not None
     values = codes.table or (0,) * 16
     fields = {
+        "bool kIsInteger": str(format.is_integer).lower(),
         "int kBits": codes.bits,
         "int kZero": TABLE_ZERO if codes.table else codes.zero,
         "bool kHasTable": str(codes.table is not None).lower(),
         "uint8_t kTable[16]": braces(str(value + TABLE_ZERO) for value in values),
         "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",
         "int kScaleBytes": scales.group_bytes,
-        "int kPerBlock": scales.per_block,
+        "int kBlockBytes": scales.block_bytes,
         "bool kHasShortBlocks": str(has_short_blocks).lower(),
     }
     return [

@@ -79,7 +79,7 @@ def input_cols(plan: Plan, stage: Project) -> int:
 def one_row_bytes(plan: Plan, stage: Project) -> int:
     """Bytes of a projection's input of one row, in bf16 or in integers."""
     columns = input_cols(plan, stage)
-    return columns // BLOCK * INTEGER_BYTES if stage.matrix.format.is_low_bit else 2 * columns
+    return columns // BLOCK * INTEGER_BYTES if stage.matrix.format.is_integer else 2 * columns
 
 
 def slot_bytes(plan: Plan) -> int:
@@ -213,14 +213,18 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
 
 
 def _takes_input(program: Program, stage: Project) -> bool:
-    """Whether a projection continues one with an input of the same kind, for low-bit weights or for bf16, in all layers
-    where it has this format."""
+    """Whether a projection continues one with an input of the same kind, for integers, FP8 or bf16, in all layers where
+    it has this format."""
     alike = [
         before
         for before, other in pairwise(program.projections)
         if (other.name, other.matrix.format) == (stage.name, stage.matrix.format)
     ]
-    return stage.continues and all(b.matrix.format.is_low_bit == stage.matrix.format.is_low_bit for b in alike)
+    return stage.continues and all(_kind_of_input(b) == _kind_of_input(stage) for b in alike)
+
+
+def _kind_of_input(stage: Project) -> tuple[bool, bool]:
+    return stage.matrix.format.is_low_bit, stage.matrix.format.is_integer
 
 
 def _variants(stages: list[Project]) -> list[Format]:

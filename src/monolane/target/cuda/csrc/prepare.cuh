@@ -1,5 +1,5 @@
-// Prepares the input of a projection: the vector x that the weights are multiplied with, one for each row of the pass, in bf16 or, for low-bit weights in
-// a decode pass, in integers. The consumer warps of every worker prepare the whole input for their own worker.
+// Prepares the input of a projection: the vector x that the weights are multiplied with, one for each row of the pass, in bf16 or, for weights that are
+// integers in a decode pass, in integers. The consumer warps of every worker prepare the whole input for their own worker.
 //
 // The source is one of: tagged words of a decode pass, plain bf16 activations of a prefill pass in global memory, or the embedding of a token (first
 // layer). attend.cuh adds a fourth: partial outputs of splits. The result lies in shared memory, in the layout of input_index(), or in global memory
@@ -8,7 +8,7 @@
 // Where the projection has an RMS norm, x is multiplied here by the weights of the norm, column by column. The factor 1 / rms is one number for each
 // row of the pass, so it is applied later, to the sums: the functions here return a thread's sum of squares, from which norm_scale() computes it.
 #pragma once
-#include "lowbit.cuh"
+#include "fp8.cuh"
 
 namespace monolane {
 
@@ -69,7 +69,12 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
 //     word in memory   p0    q0    p1    q1                p2    q2    p3    q3
 //     A register       a0    a1    a2    a3                a0    a1    a2    a3
 //
-// Low-bit weights: thread t has columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of a group of 32, of which it loads the input as 16 bytes. With 16 rows
+// FP8 weights: thread t has columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of a group of 32, four codes in a word, of which each is a B operand:
+//
+//     A register       a0                 a1                      a2                      a3
+//     columns          4t, 4t + 1         16 + 4t, 17 + 4t        4t + 2, 4t + 3          18 + 4t, 19 + 4t
+//
+// Other low-bit weights: thread t has columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of a group of 32, of which it loads the input as 16 bytes. With 16 rows
 // these are the eight columns in bf16. With 1 row they are the A operand of mma.m16n8k32 for 8-bit integers, with the high parts of the 15-bit integers
 // in one row of A and the low parts in another one:
 //
@@ -81,12 +86,12 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
 // last 16 of them, which zero points and minimums of the weights are multiplied with.
 //
 // Returns the index, in elements of bf16, of columns k and k + 1, where k is a multiple of 4. Columns k + 2 and k + 3 lie 4 elements further, or 2 where
-// weights are low-bit. kIntegers: 1 row of low-bit weights, where the high parts of four columns lie in the place of two, and the low parts behind them.
+// weights are integers. kIntegers: 1 row of such weights, where the high parts of four columns lie in the place of two, and the low parts behind them.
 constexpr int kBlockElements = kBlockCols + kBlockGroups * 8;  // of a super-block of integers, with what lies behind it, in elements of bf16
 template <class P, bool kIntegers = false>
 MONOLANE_DEVICE int input_index(int k) {
   if constexpr (P::Format::kIsLowBit)
-    return k / kGroupCols * kGroupCols + k % 16 / 4 * 8 + k % kGroupCols / 16 * 4 + (kIntegers ? k / kBlockCols * (kBlockElements - kBlockCols) : 0);
+    return k / kGroupCols * kGroupCols + k % 16 / 4 * 8 + k % kGroupCols / 16 * (P::Format::kIsInteger ? 4 : 2) + (kIntegers ? k / kBlockCols * (kBlockElements - kBlockCols) : 0);
   if constexpr (P::kFragmentCols == kKBlock) return k / 8 * 8 + k % 8 / 4 * 2;
   return k / (2 * kKBlock) * (2 * kKBlock) + k % 8 / 4 * kKBlock + k % kKBlock / 8 * 8 + k / kKBlock % 2 * 2;
 }
@@ -95,7 +100,7 @@ MONOLANE_DEVICE int input_index(int k) {
 enum class To { kShared, kIntegers, kGlobal };
 // The input of 1 row.
 template <class P>
-constexpr To kOneRow = P::Format::kIsLowBit ? To::kIntegers : To::kShared;
+constexpr To kOneRow = P::Format::kIsInteger ? To::kIntegers : To::kShared;
 
 // Stores four columns as integers at `x`, and what belongs to their group at `about`. The 8 threads of a group call it together. The scale of a group is
 // its largest magnitude / 16256; program/activations.py says the same.
@@ -136,7 +141,7 @@ MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint1
   } else {
     uint32_t* words = reinterpret_cast<uint32_t*>(x);
     words[0] = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
-    words[kTo == To::kShared && !P::Format::kIsLowBit ? 2 : 1] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
+    words[kTo == To::kShared && !P::Format::kIsInteger ? 2 : 1] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
   }
   return (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
 }
@@ -197,7 +202,7 @@ constexpr int kBurstOf = divide_up(kFours<P, kThreadCount>, divide_up(kFours<P, 
 // Whether shuffles follow the polling of an input, for a norm's sum of squares or a group's largest value: then the threads of a warp leave the loop
 // together (see all_ready).
 template <class P>
-constexpr bool kShuffles = P::kNorm != kNone || P::Format::kIsLowBit;
+constexpr bool kShuffles = P::kNorm != kNone || P::Format::kIsInteger;
 
 // The input of a decode pass: polls the tagged words of the stage before until all of a thread's words have the tag `step`.
 template <class P>

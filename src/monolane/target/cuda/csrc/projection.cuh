@@ -18,7 +18,7 @@ struct InFlightLimits {
 // Members of each specialization:
 //   kIndex                   its place among the projections of a layer; the head comes last
 //   kVariants                number of variants
-//   Format                   Bf16, or the type of a low-bit format (lowbit.cuh)
+//   Format                   Bf16, or the type of a low-bit format (lowbit.cuh, fp8.cuh)
 //   kIsHead                  whether it is the output head
 //   kStage, kFirst           index of its stage, and of its segment on the tapes, in the first layer
 //   kContinues, kEndsStage   whether it continues the stage of the projection before, with the same input; whether none continues its own
@@ -43,7 +43,7 @@ template <int kIndex, int kVariant = 0>
 struct Projection;
 
 struct Bf16 {
-  static constexpr bool kIsLowBit = false;
+  static constexpr bool kIsLowBit = false, kIsInteger = false;
 };
 
 }  // namespace monolane
