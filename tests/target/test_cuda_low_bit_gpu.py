@@ -12,7 +12,7 @@ from test_cuda_low_bit import config_of, tokens_of
 from test_cuda_shapes import cut, some_tokens
 from test_low_bit import MIXTURES, model
 
-from monolane.bench.measure.mixtures import Q4_K_M, MadeUpMixture
+from monolane.bench.measure.mixtures import FP8, Q4_K_M, MadeUpMixture
 from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampling
 from monolane.target.base import Finish, Request, Target
@@ -38,6 +38,9 @@ REAL = {
     ("llama-3.2-1b", Q4_K_M): cut("llama-3.2-1b", 8, 5003),
     ("llama-3.2-1b", "i8g32"): cut("llama-3.2-1b", 2),
     ("llama-3.1-8b", Q4_K_M): cut("llama-3.1-8b", 8, 5003),
+    ("llama-3.1-8b", FP8): cut("llama-3.1-8b", 3, 5003),
+    ("llama-3.2-1b", FP8): cut("llama-3.2-1b", 2),
+    ("qwen2.5-coder-1.5b", FP8): cut("qwen2.5-coder-1.5b", 3, 5003),
     ("qwen2.5-coder-1.5b", Q4_K_M): cut("qwen2.5-coder-1.5b", 8, 5003),
     ("qwen2.5-coder-1.5b", "u4g32m"): cut("qwen2.5-coder-1.5b", 3, 5003),
     ("smollm2-135m", "i8g32"): cut("smollm2-135m", 4),

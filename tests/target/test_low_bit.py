@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from low_bit import LowBitWeights
-from monolane.model.format import BF16, FORMATS
+from monolane.model.format import BF16, FORMATS, QuantRows
 from monolane.model.weights import expected_shapes
 from monolane.target import open_target
 from monolane.target.base import Target
@@ -74,9 +74,9 @@ def test_logits_are_as_near_as_those_of_bf16(name: str) -> None:
     target.close()
 
 
-def test_an_activation_of_a_thousand_times_the_others() -> None:
-    """It is in a group with 31 others, which lose most of their bits."""
-    name = "qwen2-96"
+@pytest.mark.parametrize("name", ["qwen2-96", "llama-96-biases"])
+def test_an_activation_of_a_thousand_times_the_others(name: str) -> None:
+    """Where the input becomes integers, it is in a group with 31 others, which lose most of their bits."""
     made, (weights, _) = random_model(small(name), TOKENS), model(name)
     outlying = Outlying(weights.inner, weights.names, weights.formats)
     target = open_target(made.config, outlying, device="cpu", workers=2, context=64, cache_format="f32")
@@ -92,6 +92,29 @@ class Outlying(LowBitWeights):
         if name.endswith("norm"):
             values[5] *= 1000
         return values
+
+
+class Stretched(LowBitWeights):
+    """Scales of v that are 2^90 times as large, and scales of o that are as much smaller."""
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        return super().vector(name) * np.float32(2.0**90 if name.endswith(".v.bias") else 1)
+
+    def quants(self, name: str, start: int, stop: int) -> QuantRows:
+        rows = super().quants(name, start, stop)
+        power = {"v": 90, "o": -90}.get(name.rpartition(".")[2], 0)
+        return replace(rows, blocks=rows.blocks * np.float32(2.0**power))
+
+
+def test_the_largest_scales_of_fp8_change_no_bit() -> None:
+    name = "llama-96-biases"
+    made, (weights, _) = random_model(small(name), TOKENS), model(name)
+    target, tokens = open_model(name, "cpu")
+    stretched = Stretched(weights.inner, weights.names, weights.formats)
+    other = open_target(made.config, stretched, device="cpu", workers=2, context=64, cache_format="f32")
+    np.testing.assert_array_equal(other.logits(tokens), target.logits(tokens))
+    target.close()
+    other.close()
 
 
 @pytest.mark.parametrize("flags", [machine._AVX2, ()], ids=["avx2", "portable"])

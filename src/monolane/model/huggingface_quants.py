@@ -336,7 +336,8 @@ class Fp8:
         codes, groups = self._codes(rows), groups_of(self.shape[1])
         if np.any(codes & 0x7F == 0x7F):
             raise ModelFileError(
-                f"The tensor {self._name!r} has weights that are not numbers.", "The files are damaged; fetch them again."
+                f"The tensor {self._name!r} has weights that are not numbers.",
+                "The files are damaged; fetch them again.",
             )
         found = QuantRows.zeros(self.format, len(codes), groups)
         found.codes.reshape(len(codes), -1)[:, : self.shape[1]] = codes
