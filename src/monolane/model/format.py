@@ -5,8 +5,9 @@ A low-bit weight is an integer, its *code*, with a scale, and in some formats a 
     weight = scale * (code - zero) + minimum        or        weight = scale * table[code]
 
 or an 8-bit floating-point number with a scale per 128 columns. A format is a kind of code and a kind of scales.
-Everything a file can hold is one of a few of each, so few kernels serve all files. ``QuantRows`` holds rows of a matrix in such a format, still by row and group; ``program/tiles.py``
-lays them out as a worker streams them. docs/formats.md lists the formats with their bytes.
+Everything a file can hold is one of a few of each, so few kernels serve all files. ``QuantRows`` holds rows of a matrix
+in such a format, still by row and group; ``program/tiles.py`` lays them out as a worker streams them. docs/formats.md
+lists the formats with their bytes.
 """
 
 from __future__ import annotations
