@@ -87,21 +87,64 @@ def test_gptq(tmp_path: Path, bits: int, group: int, format: str) -> None:
     check(weights, format, expected(codes, zeros, scales, np.arange(COLS) // group))
 
 
-def test_gptq_in_the_order_of_activations_is_widened(tmp_path: Path) -> None:
-    codes, zeros, scales = random_parts(128)
-    order = np.random.default_rng(1).permutation(np.arange(COLS) // 128)
+def act_order(seed: int, group: int = 128) -> Ints:
+    """The group of each column, as GPTQ leaves them when it takes the columns in the order of activations."""
+    return np.random.default_rng(seed).permutation(np.arange(COLS) // group)
+
+
+def gptq_tensors(group_of: Ints, rows: int = ROWS) -> tuple[dict[str, torch.Tensor], NDArray[np.float32]]:
+    codes, zeros, scales = (part[:rows] for part in random_parts(128))
     tensors = {
         "qweight": words(codes.T, 0, 4),
         "qzeros": words(zeros.T, 1, 4),
         "scales": torch.from_numpy(scales.T.copy()),
-        "g_idx": torch.from_numpy(order.astype(np.int32)),
+        "g_idx": torch.from_numpy(group_of.astype(np.int32)),
     }
-    config = {"quant_method": "gptq", "bits": 4, "desc_act": True, "checkpoint_format": "gptq_v2"}
-    weights = opened(tmp_path, config, tensors)
+    return tensors, expected(codes, zeros, scales, group_of)
+
+
+ACT_ORDER = {"quant_method": "gptq", "bits": 4, "desc_act": True, "checkpoint_format": "gptq_v2"}
+
+
+def test_gptq_in_the_order_of_activations(tmp_path: Path) -> None:
+    """Columns are sorted by group, and the order says where they were."""
+    tensors, values = gptq_tensors(act_order(1))
+    weights = opened(tmp_path, ACT_ORDER, tensors)
+    check(weights, "u4g32z", values)
+    assert weights.format(NAME).ordered
+    order = weights.vector(f"{NAME}.order").astype(np.int64)
+    np.testing.assert_array_equal(np.sort(order), np.arange(COLS))
+    np.testing.assert_array_equal(weights.quants(NAME, 3, 9).values(COLS), values[3:9, order])
+    np.testing.assert_allclose(from_bf16(weights.rows(NAME, 3, 9)), values[3:9], rtol=1 / 256)
+
+
+def test_groups_of_different_sizes_are_widened(tmp_path: Path) -> None:
+    group_of = act_order(1)
+    group_of[np.flatnonzero(group_of == 2)[0]] = 1
+    tensors, values = gptq_tensors(group_of)
+    weights = opened(tmp_path, ACT_ORDER, tensors)
     assert weights.format(NAME) == BF16
     assert weights.widened
-    values = expected(codes, zeros, scales, order)
     np.testing.assert_allclose(from_bf16(weights.rows(NAME, 5, 90)), values[5:90], rtol=1 / 256)
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (1, 2), (1, None)], ids=["the same", "different", "one has none"])
+def test_matrices_with_the_same_input(tmp_path: Path, seeds: tuple[int, int | None]) -> None:
+    """Gate and up share the order of their input, or are widened."""
+    save_huggingface(tmp_path, **SIZES | {"hidden_size": COLS, "intermediate_size": ROWS, "num_attention_heads": 6})
+    stored = load_file(tmp_path / "model.safetensors")
+    for name, seed in zip(("gate", "up"), seeds, strict=True):
+        base = f"model.layers.0.mlp.{name}_proj"
+        del stored[f"{base}.weight"]
+        tensors, _ = gptq_tensors(np.arange(COLS) // 128 if seed is None else act_order(seed))
+        stored |= {f"{base}.{ending}": tensor.contiguous() for ending, tensor in tensors.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    change_config(tmp_path, quantization_config=ACT_ORDER)
+    _, weights = open_folder(tmp_path)
+    formats = [weights.format(f"layers.0.{name}") for name in ("gate", "up")]
+    assert [format.ordered for format in formats] == [seeds == (1, 1)] * 2
+    assert (formats[0] == BF16) == (seeds != (1, 1))
+    assert (weights.widened == ()) == (seeds == (1, 1))
 
 
 def test_awq(tmp_path: Path) -> None:

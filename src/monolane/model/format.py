@@ -80,11 +80,16 @@ class Scales:
 
 @dataclass(frozen=True)
 class Format:
-    """How the weights of a matrix are stored: bf16, or codes and scales."""
+    """How the weights of a matrix are stored: bf16, or codes and scales.
+
+    A matrix that is ``ordered`` has its columns in an order of its own, sorted by group (the act-order of GPTQ). The
+    vector of its name and ``.order`` has the column of its input behind each of them.
+    """
 
     name: str
     codes: Codes | None = None
     scales: Scales | None = None
+    ordered: bool = False
 
     @property
     def is_low_bit(self) -> bool:

@@ -1,15 +1,17 @@
 """Weights of Hugging Face folders that were quantised by GPTQ, AWQ, compressed-tensors, or to FP8.
 
 Integers of 4 and 8 bits with scales for groups of 32 columns or a multiple are repacked without loss, and so is FP8.
-What no format holds is widened to bf16: groups in the order of activations (act-order), scales that fp16 does not hold.
+Columns whose groups are not runs of columns (act-order) are sorted by group. What no format holds is widened to bf16:
+scales that fp16 does not hold, q, k and v in different orders.
 Scales of activations (``input_scale``) are not read: activations are not rounded to 8 bits here.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +43,7 @@ Words = NDArray[np.uint32]
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
 _AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place in a word of each of its 8 columns
 _FP8_BLOCK = 128  # rows and columns that share a scale, where scales are per block
+_SAME_INPUT = {part: parts for parts in (("q", "k", "v"), ("gate", "up")) for part in parts}
 _CACHED = 16  # tensors that are kept: files have them transposed, so each is needed whole, many times
 
 
@@ -98,36 +101,39 @@ class Quantised:
         codes: Callable[[slice], Bytes],
         scales: Floats,
         zeros: NDArray[np.int32],
-        order: NDArray[np.int64] | None = None,
+        group_of: NDArray[np.int64] | None = None,
     ) -> None:
-        """``codes``: some rows of the integers, unsigned. ``order``: the group of each column, where groups are not
+        """``codes``: some rows of the integers, unsigned. ``group_of``: the group of each column, where groups are not
         runs of columns."""
         self.shape = shape
         self._bits = bits
         self._codes = codes
         self._scales, self._zeros = (np.broadcast_to(each, (shape[0], each.shape[1])) for each in (scales, zeros))
-        self._order = order
+        self._group_of = group_of
+        self.order = None if group_of is None else np.argsort(group_of, kind="stable")
 
     @functools.cached_property
     def format(self) -> Format:
         wide, rest = divmod(self.shape[1], self._scales.shape[1])
         exact = np.array_equal(self._scales.astype(np.float16).astype(np.float32), self._scales)
-        if self._order is not None or rest or (self._scales.shape[1] > 1 and wide % GROUP) or not exact:
+        even = self._group_of is None or np.all(np.bincount(self._group_of) == wide)
+        if rest or (self._scales.shape[1] > 1 and wide % GROUP) or not exact or not even:
             return BF16
         middle = np.all(self._zeros == 1 << self._bits - 1)
-        if self._bits == 8:
-            return format_of(I8, SCALE if middle else SCALE_ZERO)
-        return format_of(I4, SCALE) if middle else format_of(U4, SCALE_ZERO)
+        codes = I8 if self._bits == 8 else I4 if middle else U4
+        return replace(format_of(codes, SCALE if middle else SCALE_ZERO), ordered=self.order is not None)
 
     def values(self, rows: slice) -> Floats:
         scales, zeros = self._scales[rows], self._zeros[rows]
         columns = self.shape[1]
-        order = np.arange(columns) // -(-columns // scales.shape[1]) if self._order is None else self._order
+        runs = np.arange(columns) // -(-columns // scales.shape[1])
+        group_of = runs if self._group_of is None else self._group_of
         codes = self._codes(rows).astype(np.int32)
-        return np.asarray(scales[:, order] * (codes - zeros[:, order]), np.float32)
+        return np.asarray(scales[:, group_of] * (codes - zeros[:, group_of]), np.float32)
 
     def quants(self, rows: slice) -> QuantRows:
         codes, groups = self._codes(rows), groups_of(self.shape[1])
+        codes = codes if self.order is None else codes[:, self.order]
         found = QuantRows.zeros(self.format, len(codes), groups)
         padded = np.pad(codes, ((0, 0), (0, groups * GROUP - self.shape[1]))).reshape(len(codes), groups, GROUP)
         found.codes[:] = padded if self._bits == 8 else padded[..., :16] | padded[..., 16:] << np.uint8(4)
@@ -161,7 +167,12 @@ class QuantisedFolder(StoredWeights):
     def widened(self) -> tuple[str, ...]:
         matrices = (self._quantised(base) for base in self._bases())
         is_widened = any(each is not None and each.format == BF16 for each in matrices)
-        return (f"{self._scheme.method} with these scales",) if is_widened else ()
+        found = [f"{self._scheme.method} with these scales"] if is_widened else []
+        layers = {int(place[1]) for base in self._bases() if (place := re.search(r"\blayers\.(\d+)\.", base))}
+        names = [f"layers.{layer}.{part}" for layer in layers for part in _SAME_INPUT]
+        if any(self._order(name) is not None and not self.format(name).is_low_bit for name in names):
+            found.append("matrices that share an input and have different orders of columns")
+        return tuple(found)
 
     def shape(self, name: str) -> tuple[int, ...]:
         found = self._quantised(self._base(name))
@@ -169,7 +180,28 @@ class QuantisedFolder(StoredWeights):
 
     def format(self, name: str) -> Format:
         found = self._quantised(self._base(name))
-        return super().format(name) if found is None else found.format
+        if found is None:
+            return super().format(name)
+        return BF16 if self._differs(name, found) else found.format
+
+    def vector(self, name: str) -> Floats:
+        if not name.endswith(".order"):
+            return super().vector(name)
+        order = self._order(name.removesuffix(".order"))
+        assert order is not None, "Weights.format says which matrices are ordered"
+        return order.astype(np.float32)  # which holds every whole number up to 2^24
+
+    def _order(self, name: str) -> NDArray[np.int64] | None:
+        found = self._quantised(self._base(name))
+        return found.order if isinstance(found, Quantised) and found.format.ordered else None
+
+    def _differs(self, name: str, found: Quantised | Fp8) -> bool:
+        """Whether a matrix is ordered, and others that have the same input have another order."""
+        layer, _, part = name.rpartition(".")
+        if not found.format.ordered or part not in _SAME_INPUT:
+            return False
+        orders = [self._order(f"{layer}.{other}") for other in _SAME_INPUT[part]]
+        return not all(order is not None and np.array_equal(order, orders[0]) for order in orders)
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
         found = self._quantised(self._base(name))
@@ -217,17 +249,19 @@ class QuantisedFolder(StoredWeights):
                 return found[:, rows.start - first * per_word :][:, : rows.stop - rows.start].T
             return _unpacked(words[:, rows], bits).transpose(1, 0, 2).reshape(rows.stop - rows.start, -1)
 
-        order = None
-        if f"{base}.g_idx" in self._tensors:
-            given = self._words(f"{base}.g_idx").reshape(-1).astype(np.int64)
-            usual = np.arange(shape[1]) // (shape[1] // scales.shape[1])
-            order = None if np.array_equal(given, usual) else given
-            if given.shape != (shape[1],) or given.max() >= scales.shape[1]:
-                raise _damaged(base)
         points = zeros.reshape(len(zeros), -1).T.astype(np.int32) + self._scheme.zero_offset
         if points.shape != scales.shape or len(scales) != shape[0]:
             raise _damaged(base)
-        return Quantised(shape, bits, codes, scales, points, order)
+        return Quantised(shape, bits, codes, scales, points, self._group_of(f"{base}.g_idx", shape, scales))
+
+    def _group_of(self, name: str, shape: tuple[int, int], scales: Floats) -> NDArray[np.int64] | None:
+        """The group of each column; None where groups are runs of columns, or where none are given (all are -1)."""
+        if name not in self._tensors or np.all((given := self._words(name).reshape(-1)) == np.uint32(0xFFFFFFFF)):
+            return None
+        if given.shape != (shape[1],) or given.max() >= scales.shape[1]:
+            raise _damaged(name)
+        usual = np.arange(shape[1]) // -(-shape[1] // scales.shape[1])
+        return None if np.array_equal(given, usual) else given.astype(np.int64)
 
     def _packed(self, base: str) -> Quantised:
         """compressed-tensors: words with columns, and zero points in words with rows where there are any."""
@@ -249,11 +283,8 @@ class QuantisedFolder(StoredWeights):
             found = _unpacked(self._words(f"{base}.weight_packed")[which], bits)
             return found.reshape(len(found), -1)[:, : shape[1]]
 
-        order = None
-        if f"{base}.weight_g_idx" in self._tensors:
-            order = self._words(f"{base}.weight_g_idx").reshape(-1).astype(np.int64)
         zeros = np.broadcast_to(zeros, scales.shape)
-        return Quantised(shape, bits, codes, scales, zeros, order)
+        return Quantised(shape, bits, codes, scales, zeros, self._group_of(f"{base}.weight_g_idx", shape, scales))
 
     def _plain(self, base: str) -> Quantised | Fp8:
         """A byte for every weight: signed integers, or FP8."""

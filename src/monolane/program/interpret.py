@@ -176,6 +176,8 @@ class _Lane:
         The input of a matrix of integers is rounded to integers. Kernels add products of integers, which is exact; here
         fp64 is, so what a kernel makes differs from this by the rounding of its fp32 sums of groups only.
         """
+        if stage.order:
+            x = x[:, self.tape.constants.vector(stage.order).astype(np.int64)]
         inputs = rounded(x) if stage.matrix.format.is_integer else x
         shares = []
         for worker in range(self.plan.workers):

@@ -101,7 +101,7 @@ def _stages(program: Program) -> Iterable[str]:
 
 def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], projection: int) -> str:
     fields: dict[str, str] = {"layer": str(getattr(stage, "layer", None) or 0)}
-    offsets = {"norm": -1, "bias": -1, "q_norm": -1, "k_norm": -1}
+    offsets = {"norm": -1, "bias": -1, "order": -1, "q_norm": -1, "k_norm": -1}
     kind, rows, cols, eps, window, residual = "", 0, 0, 0.0, 0, -1
     reads, writes, prepare, output = -1, -1, "kPlain", "kStore"
     match stage:
@@ -117,6 +117,8 @@ def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], pro
                 prepare, window = "kMerge", stage.input.window or 0
             if stage.bias:
                 offsets["bias"] = constants[stage.bias.name]
+            if stage.order:
+                offsets["order"] = constants[stage.order.name]
         case Attend():
             kind, reads, writes, window = "kAttend", buffers[stage.reads], buffers[stage.writes], stage.window or 0
             for name, norm in (("q_norm", stage.q_norm), ("k_norm", stage.k_norm)):

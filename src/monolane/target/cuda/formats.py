@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monolane.model.format import BLOCK_GROUPS, Format
+from monolane.model.format import BLOCK_GROUPS, FORMATS, Format
 from monolane.program.stage import Program
 from monolane.program.tiles import block_type
 from monolane.target.cpp import braces, integer_constants
@@ -36,10 +36,10 @@ def definitions(program: Program) -> list[str]:
     """C++ of the formats, and of the embedding's."""
     embedding = program.table or program.head.matrix
     matrices = [*(stage.matrix for stage in program.projections), embedding]
-    used = list(dict.fromkeys(matrix.format for matrix in matrices if matrix.format.is_low_bit))
+    used = dict.fromkeys(matrix.format.name for matrix in matrices if matrix.format.is_low_bit)
     return [
         f"enum class Scaling : int {braces(SCALINGS.values())};",
-        *(line for format in used for line in _type(format)),
+        *(line for name in used for line in _type(FORMATS[name])),
         f"using EmbeddingFormat = {type_name(embedding.format)};",
         *integer_constants(
             {

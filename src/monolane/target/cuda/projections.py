@@ -198,7 +198,7 @@ def _distance(layers: list[tuple[Stage, ...]], offsets: dict[str, int]) -> int:
 def _vectors(stage: Stage) -> list[Vector]:
     if isinstance(stage, Project):
         norm = stage.input.weight if isinstance(stage.input, Norm) else None
-        return [vector for vector in (norm, stage.bias) if vector]
+        return [vector for vector in (norm, stage.order, stage.bias) if vector]
     assert isinstance(stage, Attend)
     return [norm.weight for norm in (stage.q_norm, stage.k_norm) if norm]
 
@@ -287,6 +287,7 @@ def _specialization(
         "Output kOutput": f"Output::{OUTPUTS[stage.output]}",
         "bool kMergesSplits": str(isinstance(stage.input, Merge)).lower(),
         "int kNorm": _offset(norm.weight if norm else None, offsets),
+        "int kOrder": _offset(first.order, offsets),
         "int kBias": _offset(first.bias, offsets),
         "float kEps": literal(norm.eps if norm else 0.0),
         "int kReads": buffers[stage.reads],

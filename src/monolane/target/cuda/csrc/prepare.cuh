@@ -50,6 +50,14 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
   for (int i = 0; i < 4; i++) v[i] = k + i < kHidden ? bf16_to_float(from[i]) : 0.0f;
 }
 
+// The bits of one element of a token's embedding.
+template <class F>
+MONOLANE_NOINLINE uint32_t embedding_element(int32_t token, int k) {
+  float v[4];
+  embedding(token, k & ~3, v);
+  return ptx::bits_of(k & 2 ? (k & 1 ? v[3] : v[2]) : (k & 1 ? v[1] : v[0]));
+}
+
 // In shared memory an input lies as an MMA A operand: the 16 bytes that one thread loads are its registers a0 a1 a2 a3 of mma.m16n8k16, so a decode
 // pass moves no register between load and MMA. a0 and a2 belong to rows 0-7 of A, a1 and a3 to rows 8-15.
 //
@@ -151,6 +159,29 @@ MONOLANE_DEVICE const float* norm_weights(int layer) {
   return buffers().constants + P::kNorm + layer * kConstantsPerLayer;
 }
 
+// Whether an input is more than a copy of what the stage before has left.
+template <class P>
+constexpr bool kIsPrepared = P::kNorm != kNone || P::kOrder != kNone;
+
+// The elements of the buffer behind columns k to k + 3 of the matrix, which may have its columns in an order of its own. k is less than P::kCols: an
+// ordered matrix has whole groups.
+template <class P>
+MONOLANE_DEVICE Word4 elements_of(int layer, int k) {
+  const uint32_t first = static_cast<uint32_t>(k);
+  if constexpr (P::kOrder == kNone) {
+    return {first, first + 1, first + 2, first + 3};
+  } else {
+    static_assert(P::kCols % 4 == 0, "four columns have four elements");
+    const float* order = buffers().constants + P::kOrder + layer * kConstantsPerLayer + k;
+    return {static_cast<uint32_t>(order[0]), static_cast<uint32_t>(order[1]), static_cast<uint32_t>(order[2]), static_cast<uint32_t>(order[3])};
+  }
+}
+// Four values, each from `get(element)`.
+template <class Get>
+MONOLANE_DEVICE Word4 gather(const Word4& elements, Get get) {
+  return {get(elements.x), get(elements.y), get(elements.z), get(elements.w)};
+}
+
 // The columns of an input, padded to whole fragments; to whole super-blocks where any matrix of the model is low-bit.
 template <class P>
 constexpr int kPaddedCols = round_up(P::kCols, kAnyLowBit ? kBlockCols : P::kFragmentCols);
@@ -179,7 +210,12 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
     for (int j = 0; j < kBurst; j++) {
       const int from = first + j * kStride;  // column of thread 0: a compile-time constant, so that most bounds checks vanish
       weight[j] = {kOne, kOne, kOne, kOne};
-      if (kNorm && (from + kStride <= kCols || from + thread * 4 < kCols)) weight[j] = *reinterpret_cast<const Word4*>(weights + from);
+      if (kNorm && (from + kStride <= kCols || from + thread * 4 < kCols)) {
+        if constexpr (P::kOrder == kNone)
+          weight[j] = *reinterpret_cast<const Word4*>(weights + from);
+        else
+          weight[j] = gather(elements_of<P>(layer, from + thread * 4), [&](uint32_t i) { return ptx::bits_of(weights[static_cast<int>(i) - thread * 4]); });
+      }
     }
     fetch(base, v);
 #pragma unroll
@@ -211,14 +247,22 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
   return prepare_with<P, kConsumers, kBurst, kOneRow<P>>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
-    Word4 four[kBurst];
+    Word4 four[kBurst], from[kBurst];
+#pragma unroll
+    for (int j = 0; j < kBurst; j++)
+      if (P::kOrder != kNone && base + j * kStride < kCols) from[j] = elements_of<P>(layer, base + j * kStride);
     for (;;) {
       uint32_t wrong = 0;
 #pragma unroll
       for (int j = 0; j < kBurst; j++) {
         const int k = base + j * kStride;
         four[j] = {blank, blank, blank, blank};
-        if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));  // buffers are padded to whole fragments
+        if (k < kCols) {  // buffers are padded to whole fragments
+          if constexpr (P::kOrder == kNone)
+            four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));
+          else
+            four[j] = gather(from[j], [&](uint32_t i) { return ptx::load_relaxed(words + i); });
+        }
         if (kCols % 4 && k + 4 > kCols) {
           if (k + 1 >= kCols) four[j].y = blank;
           if (k + 2 >= kCols) four[j].z = blank;
@@ -242,7 +286,13 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
 template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token, uint16_t* x, int thread) {
   return prepare_with<P, kThreadCount, 1, kTo>(layer, x, thread, [&](int k, float (&v)[1][4]) {
-    if (k < kHidden) embedding(token, k, v[0]);
+    if (k >= kHidden) return;
+    if constexpr (P::kOrder == kNone)
+      embedding(token, k, v[0]);
+    else {
+      const Word4 four = gather(elements_of<P>(layer, k), [&](uint32_t i) { return embedding_element<EmbeddingFormat>(token, static_cast<int>(i)); });
+      v[0][0] = ptx::float_of(four.x), v[0][1] = ptx::float_of(four.y), v[0][2] = ptx::float_of(four.z), v[0][3] = ptx::float_of(four.w);
+    }
   });
 }
 
@@ -288,7 +338,16 @@ MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* 
     for (int j = 0; j < kBurst; j++) {
       const int k = base + j * kThreadCount * 4;
       four[j] = 0;
-      if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));  // bypasses L1: other thread blocks wrote it
+      if (k < kCols) {  // loads bypass L1: other thread blocks wrote it
+        if constexpr (P::kOrder == kNone) {
+          four[j] = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));
+        } else {
+          const Word4 each = gather(elements_of<P>(layer, k), [&](uint32_t i) {
+            return ptx::load_relaxed(reinterpret_cast<const uint32_t*>(plain + i / 2 * 2)) >> i % 2 * 16 & 0xffffu;
+          });
+          four[j] = each.x | each.y << 16 | static_cast<uint64_t>(each.z | each.w << 16) << 32;
+        }
+      }
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++)

@@ -35,6 +35,7 @@ struct InFlightLimits {
 //   kOutput                  what happens to a row's sum
 //   kMergesSplits            whether its input is the output of attention, which may still be split
 //   kNorm, kBias             offsets of the first layer's norm weights and biases among the constants, or kNone
+//   kOrder                   offset of the first layer's order of columns, where the matrix is ordered, or kNone
 //   kEps                     of the norm
 //   kReads, kWrites          buffers
 //   kFirstRow                of its output, in the buffer that it writes
