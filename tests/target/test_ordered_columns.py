@@ -26,11 +26,10 @@ WIDTHS = {"hidden": 320, "ffn": 416}  # whole groups, and not whole super-blocks
 
 @cache
 def ordered() -> tuple[RandomModel, OrderedWeights, Verdict]:
-    """q and k in one format, v in another one."""
     case = next(case for case in CASES if case.name == "qwen2-64")
     made = random_model(replace(case, name="qwen2-ordered", layers=2, **WIDTHS), TOKENS)
     names = [name for name, shape in expected_shapes(made.config) if len(shape) == 2]
-    weights = OrderedWeights(made.weights, names, [FORMATS[name] for name in ("u4g32z", "i4g32", "u4g32z", "u4g32z")])
+    weights = OrderedWeights(made.weights, names, [FORMATS["u4g32z"]])
     return made, weights, judge_weights(made.config, weights, made.tokens)
 
 
