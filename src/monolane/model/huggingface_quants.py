@@ -201,7 +201,7 @@ class QuantisedFolder(StoredWeights):
         if not found.format.ordered or part not in _SAME_INPUT:
             return False
         orders = [self._order(f"{layer}.{other}") for other in _SAME_INPUT[part]]
-        return not all(order is not None and np.array_equal(order, orders[0]) for order in orders)
+        return len({None if order is None else order.tobytes() for order in orders}) > 1
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
         found = self._quantised(self._base(name))
