@@ -22,27 +22,29 @@ inline void to_units(const float* in, int cols, FloatUnit* out) {
   }
 }
 
-// The values of 16 codes, divided by kWidenedScale: as fp16, whose exponent has one bit more and a bias of 15 instead of 7. With the sign extended to 16
+// The values of 32 codes, divided by kWidenedScale: as fp16, whose exponent has one bit more and a bias of 15 instead of 7. With the sign extended to 16
 // bits, a shift puts all bits in place, and one that is not wanted.
 constexpr float kWidenedScale = 0x1p8f;
-inline F16 widen(const uint8_t* codes) {
-#if defined(__F16C__)
-  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-#if defined(__AVX512F__)
-  return reinterpret_cast<F16>(_mm512_cvtph_ps(halves));
-#else
-  F16 out;
-  auto* part = reinterpret_cast<__m256*>(&out);
-  part[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves)), part[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
-  return out;
-#endif
+inline void widen(const uint8_t* codes, F16 (&out)[2]) {
+#if defined(__AVX512BW__)
+  const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+  const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
+  out[0] = reinterpret_cast<F16>(_mm512_cvtph_ps(_mm512_castsi512_si256(halves)));
+  out[1] = reinterpret_cast<F16>(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)));
+#elif defined(__F16C__)
+  auto* part = reinterpret_cast<__m256*>(out);
+  for (int i = 0; i < 4; i++) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * i)));
+    part[i] = _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80))));
+  }
 #else
   typedef int8_t I8 __attribute__((vector_size(16)));
-  I8 bytes;
-  std::memcpy(&bytes, codes, sizeof bytes);
-  const I16 bits = __builtin_convertvector(bytes, I16) << 20 & static_cast<int32_t>(0x87f00000u);  // fp32 with a bias of 127
-  return reinterpret_cast<F16>(bits) * splat(0x1p112f);
+  for (int i = 0; i < 2; i++) {
+    I8 bytes;
+    std::memcpy(&bytes, codes + 16 * i, sizeof bytes);
+    const I16 bits = __builtin_convertvector(bytes, I16) << 20 & static_cast<int32_t>(0x87f00000u);  // fp32 with a bias of 127
+    out[i] = reinterpret_cast<F16>(bits) * splat(0x1p112f);
+  }
 #endif
 }
 
@@ -56,14 +58,17 @@ inline F16 widen(const uint8_t* codes) {
 template <int kCount>
 MONOLANE_UNROLLED void dot_fp8_row(const Codes& codes, float scale, const FloatUnit* x, int stride, F16 (*sums)[kTileRows]) {
   F16 products[kCount][2];  // of the first and of the last 16 columns of groups
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i++) {
-    const F16 weights = widen(reinterpret_cast<const uint8_t*>(&codes.half[i / 4]) + i % 4 * 16);
 #pragma GCC unroll 4
-    for (int p = 0; p < kCount; p++) {
-      const F16 input = load(x[p * stride].values[i / 4][i % 4]);
-      products[p][i / 4] = i % 4 ? products[p][i / 4] + weights * input : weights * input;
-    }
+  for (int i = 0; i < 4; i++) {
+    F16 weights[2];
+    widen(reinterpret_cast<const uint8_t*>(&codes.half[i / 2]) + i % 2 * 32, weights);
+#pragma GCC unroll 4
+    for (int p = 0; p < kCount; p++)
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; j++) {
+        const F16 product = weights[j] * load(x[p * stride].values[i / 2][i % 2 * 2 + j]);
+        products[p][i / 2] = i % 2 || j ? products[p][i / 2] + product : product;
+      }
   }
 #pragma GCC unroll 4
   for (int p = 0; p < kCount; p++) sums[p][0] += (products[p][0] + products[p][1]) * splat(scale * kWidenedScale);
