@@ -11,6 +11,7 @@ from devices import decode_logits, facts, on_the_gpu, opened, run
 from test_cuda_low_bit import config_of, tokens_of
 from test_cuda_shapes import cut, some_tokens
 from test_low_bit import MIXTURES, model
+from test_ordered_columns import ordered
 
 from monolane.bench.measure.mixtures import FP8, Q4_K_M, MadeUpMixture
 from monolane.model.config import ModelConfig
@@ -31,6 +32,13 @@ def test_small_models(name: str, record_property: Callable[[str, object], None])
     with opened(config, weights, 64) as target:
         record_property("prefill", near_enough(verdict, target.logits(tokens)))
         record_property("decode", near_enough(verdict, decode_logits(target, tokens, config.vocab)))
+
+
+def test_columns_in_an_order_of_their_own(record_property: Callable[[str, object], None]) -> None:
+    made, weights, verdict = ordered()
+    with opened(made.config, weights, 64) as target:
+        record_property("prefill", near_enough(verdict, target.logits(made.tokens)))
+        record_property("decode", near_enough(verdict, decode_logits(target, made.tokens, made.config.vocab)))
 
 
 # Eight layers: q4_k_m has several kinds of them.
