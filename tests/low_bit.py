@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.model.format import BF16, Format, QuantRows, groups_of
-from monolane.model.weights import Bf16Bits, Weights, to_bf16
+from monolane.model.format import BF16, GROUP, Format, QuantRows, groups_of
+from monolane.model.weights import Bf16Bits, Weights, matrix_values, to_bf16
 
 
 def random_rows(format: Format, rows: int, cols: int, size: float, seed: int) -> QuantRows:
@@ -19,7 +19,11 @@ def random_rows(format: Format, rows: int, cols: int, size: float, seed: int) ->
     assert format.codes is not None
     found.codes[:] = random.integers(0, 256, found.codes.shape)
     found.high[:] = random.integers(0, 1 << 2 * format.codes.high_bits, found.high.shape)
-    if found.scales.dtype.kind == "f":
+    if format.codes.is_float:
+        found.codes[found.codes & 0x7F == 0x7F] = 0  # not a number
+        found.blocks[:] = random.uniform(0.5, 1, found.blocks.shape)
+        found.blocks[random.random(found.blocks.shape) < 0.05] = 0
+    elif found.scales.dtype.kind == "f":
         found.scales[:] = random.uniform(0.5, 1, found.scales.shape)
         if found.scales.shape[2] == 2 and format.name.endswith("z"):
             found.scales[..., 1] = random.integers(0, 16, found.scales.shape[:2])
@@ -74,3 +78,25 @@ class LowBitWeights:
 
     def vector(self, name: str) -> NDArray[np.float32]:
         return self.inner.vector(name)
+
+
+class OrderedWeights(LowBitWeights):
+    """The same with the columns of layers in orders of their own, as GPTQ makes them, where they are whole groups. q, k
+    and v have the same order, and so have gate and up."""
+
+    def format(self, name: str) -> Format:
+        format = super().format(name)
+        ordered = name in self.names and "layers" in name and self.shape(name)[1] % GROUP == 0
+        return replace(format, ordered=ordered and format.is_integer)
+
+    def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        return to_bf16(matrix_values(self, name, start, stop))
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        if not name.endswith(".order"):
+            return super().vector(name)
+        matrix = name.removesuffix(".order")
+        layer, _, part = matrix.rpartition(".")
+        same = {"k": "q", "v": "q", "up": "gate"}.get(part, part)
+        seed = sum(map(ord, f"{layer}.{same}"))
+        return np.random.default_rng(seed).permutation(self.shape(matrix)[1]).astype(np.float32)

@@ -15,6 +15,7 @@ from tiny_models import change_config, save_huggingface
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.format import BF16
 from monolane.model.huggingface import open_folder
+from monolane.model.huggingface_quants import QuantisedFolder
 from monolane.model.weights import Weights, check_weights, from_bf16, matrix_values
 
 SIZES: dict[str, Any] = {
@@ -86,21 +87,64 @@ def test_gptq(tmp_path: Path, bits: int, group: int, format: str) -> None:
     check(weights, format, expected(codes, zeros, scales, np.arange(COLS) // group))
 
 
-def test_gptq_in_the_order_of_activations_is_widened(tmp_path: Path) -> None:
-    codes, zeros, scales = random_parts(128)
-    order = np.random.default_rng(1).permutation(np.arange(COLS) // 128)
+def act_order(seed: int, group: int = 128) -> Ints:
+    """The group of each column, as GPTQ leaves them when it takes the columns in the order of activations."""
+    return np.random.default_rng(seed).permutation(np.arange(COLS) // group)
+
+
+def gptq_tensors(group_of: Ints, rows: int = ROWS) -> tuple[dict[str, torch.Tensor], NDArray[np.float32]]:
+    codes, zeros, scales = (part[:rows] for part in random_parts(128))
     tensors = {
         "qweight": words(codes.T, 0, 4),
         "qzeros": words(zeros.T, 1, 4),
         "scales": torch.from_numpy(scales.T.copy()),
-        "g_idx": torch.from_numpy(order.astype(np.int32)),
+        "g_idx": torch.from_numpy(group_of.astype(np.int32)),
     }
-    config = {"quant_method": "gptq", "bits": 4, "desc_act": True, "checkpoint_format": "gptq_v2"}
-    weights = opened(tmp_path, config, tensors)
+    return tensors, expected(codes, zeros, scales, group_of)
+
+
+ACT_ORDER = {"quant_method": "gptq", "bits": 4, "desc_act": True, "checkpoint_format": "gptq_v2"}
+
+
+def test_gptq_in_the_order_of_activations(tmp_path: Path) -> None:
+    """Columns are sorted by group, and the order says where they were."""
+    tensors, values = gptq_tensors(act_order(1))
+    weights = opened(tmp_path, ACT_ORDER, tensors)
+    check(weights, "u4g32z", values)
+    assert weights.format(NAME).ordered
+    order = weights.vector(f"{NAME}.order").astype(np.int64)
+    np.testing.assert_array_equal(np.sort(order), np.arange(COLS))
+    np.testing.assert_array_equal(weights.quants(NAME, 3, 9).values(COLS), values[3:9, order])
+    np.testing.assert_allclose(from_bf16(weights.rows(NAME, 3, 9)), values[3:9], rtol=1 / 256)
+
+
+def test_groups_of_different_sizes_are_widened(tmp_path: Path) -> None:
+    group_of = act_order(1)
+    group_of[np.flatnonzero(group_of == 2)[0]] = 1
+    tensors, values = gptq_tensors(group_of)
+    weights = opened(tmp_path, ACT_ORDER, tensors)
     assert weights.format(NAME) == BF16
     assert weights.widened
-    values = expected(codes, zeros, scales, order)
     np.testing.assert_allclose(from_bf16(weights.rows(NAME, 5, 90)), values[5:90], rtol=1 / 256)
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (1, 2), (1, None)], ids=["the same", "different", "one has none"])
+def test_matrices_with_the_same_input(tmp_path: Path, seeds: tuple[int, int | None]) -> None:
+    """Gate and up share the order of their input, or are widened."""
+    save_huggingface(tmp_path, **SIZES | {"hidden_size": COLS, "intermediate_size": ROWS, "num_attention_heads": 6})
+    stored = load_file(tmp_path / "model.safetensors")
+    for name, seed in zip(("gate", "up"), seeds, strict=True):
+        base = f"model.layers.0.mlp.{name}_proj"
+        del stored[f"{base}.weight"]
+        tensors, _ = gptq_tensors(np.arange(COLS) // 128 if seed is None else act_order(seed))
+        stored |= {f"{base}.{ending}": tensor.contiguous() for ending, tensor in tensors.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    change_config(tmp_path, quantization_config=ACT_ORDER)
+    _, weights = open_folder(tmp_path)
+    formats = [weights.format(f"layers.0.{name}") for name in ("gate", "up")]
+    assert [format.ordered for format in formats] == [seeds == (1, 1)] * 2
+    assert (formats[0] == BF16) == (seeds != (1, 1))
+    assert (weights.widened == ()) == (seeds == (1, 1))
 
 
 def test_awq(tmp_path: Path) -> None:
@@ -142,16 +186,59 @@ def test_compressed_tensors_of_eight_bits(tmp_path: Path) -> None:
     check(weights, "i8g32", expected(codes, np.full((ROWS, 1), 128), scales, np.zeros(COLS, np.int64)))
 
 
-@pytest.mark.parametrize("shape", [(1,), (ROWS, 1), (2, 3)], ids=["one scale", "rows", "blocks"])
-def test_fp8_is_widened(tmp_path: Path, shape: tuple[int, ...]) -> None:
+FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
+COMPRESSED_FP8 = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+}
+
+
+def fp8_tensors(shape: tuple[int, ...]) -> tuple[dict[str, torch.Tensor], NDArray[np.float32]]:
+    """Tensors of a matrix whose scales have that shape, and its weights."""
     torch.manual_seed(0)
-    matrix, scales = torch.randn(ROWS, COLS).to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
-    name = "weight_scale_inv" if shape == (2, 3) else "weight_scale"
-    weights = opened(tmp_path, {"quant_method": "fp8"}, {"weight": matrix, name: scales})
-    whole = scales.repeat_interleave(128, 0).repeat_interleave(128, 1) if shape == (2, 3) else scales
-    assert weights.format(NAME) == BF16
-    found = from_bf16(weights.rows(NAME, 0, ROWS))
-    np.testing.assert_array_equal(found, (matrix.float() * whole).bfloat16().float().numpy())
+    matrix, scales = (100 * torch.randn(ROWS, COLS)).to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
+    in_blocks = len(shape) == 2 and shape[1] > 1
+    name = "weight_scale_inv" if in_blocks else "weight_scale"
+    sizes = [COLS // shape[1]] * 2 if in_blocks else [1, 1]
+    whole = scales.repeat_interleave(sizes[0], 0).repeat_interleave(sizes[1], 1) if in_blocks else scales
+    return {"weight": matrix, name: scales, "input_scale": torch.tensor(3.0)}, (matrix.float() * whole).numpy()
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [(FP8, (1,)), (FP8, ()), (FP8, (2, 3)), (COMPRESSED_FP8, (ROWS, 1)), (COMPRESSED_FP8, (ROWS,))],
+    ids=["one scale", "a number", "blocks", "rows", "a vector of rows"],
+)
+def test_fp8(tmp_path: Path, config: dict[str, Any], shape: tuple[int, ...]) -> None:
+    """Scales of activations are not used."""
+    tensors, values = fp8_tensors(shape if shape != (ROWS,) else (ROWS, 1))
+    tensors = {name: tensor.reshape(shape) if name == "weight_scale" else tensor for name, tensor in tensors.items()}
+    weights = opened(tmp_path, config, tensors)
+    check(weights, "e4m3k128", values)
+    assert isinstance(weights, QuantisedFolder)
+    assert weights.dtype == "fp8"
+
+
+def test_fp8_has_the_values_of_torch(tmp_path: Path) -> None:
+    """Every code, subnormal numbers and negative zero among them, and a NaN, which no weight is."""
+    tensors, _ = fp8_tensors((1,))
+    codes = torch.arange(ROWS * COLS).to(torch.uint8)
+    codes[codes & 0x7F == 0x7F] = 0
+    tensors["weight"] = codes.view(torch.float8_e4m3fn).reshape(ROWS, COLS)
+    tensors["weight_scale"] = torch.tensor(1.0)
+    check(opened(tmp_path, FP8, tensors), "e4m3k128", tensors["weight"].float().numpy())
+    codes[7 * COLS + 3] = 0xFF
+    weights = opened(tmp_path, FP8, tensors)
+    weights.quants(NAME, 0, 7)
+    with pytest.raises(ModelFileError, match=r"down_proj.weight.*not numbers"):
+        weights.quants(NAME, 0, 8)
+
+
+def test_fp8_with_other_blocks_is_refused(tmp_path: Path) -> None:
+    tensors, _ = fp8_tensors((4, 6))
+    with pytest.raises(UnsupportedModelError, match=r"down_proj.weight.*\(4, 6\)"):
+        opened(tmp_path, FP8, tensors)
 
 
 def test_scales_that_fp16_does_not_hold_are_widened(tmp_path: Path) -> None:

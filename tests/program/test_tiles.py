@@ -29,7 +29,15 @@ def test_packing_can_be_undone(format: Format, rows: int, groups: int, tile_rows
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("i4g32", 1152), ("u4g32m", 1280), ("u4k32", 1184), ("u5k32", 1440), ("i6k16", 1680), ("i8g32", 2176)],
+    [
+        ("i4g32", 1152),
+        ("u4g32m", 1280),
+        ("u4k32", 1184),
+        ("u5k32", 1440),
+        ("i6k16", 1680),
+        ("i8g32", 2176),
+        ("e4m3k128", 2112),
+    ],
 )
 def test_a_super_block_is_in_the_order_of_a_warp(name: str, size: int) -> None:
     """Thread 4r + c has its codes of 4 groups in 16 bytes."""

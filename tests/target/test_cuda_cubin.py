@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from monolane.bench.measure.mixtures import FP8, MadeUpMixture
 from monolane.bench.measure.shapes import SHAPES
 from monolane.errors import TargetError
 from monolane.target.cuda import inspect
 from monolane.target.cuda.inspect import H200, compiled_for, plan_for
-from monolane.target.cuda.jit import compile_kernel
+from monolane.target.cuda.jit import Compiled, compile_kernel
 from thorough import seldom
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages")
 
 # Half a minute each: the first to spill, and with MONOLANE_TEST=all those others whose speed is published.
 SELDOM = ("llama-3.1-8b", "qwen2.5-coder-1.5b", "llama-3.2-1b", "smollm2-135m", "laneformer-2b")
+LOW_BIT = (("llama-3.1-8b", FP8), ("llama-3.2-1b", FP8), ("qwen2.5-coder-1.5b", FP8))
 
 # An array that is indexed by what is known only at run time: in no registers.
 INDEXED = """
@@ -47,7 +49,16 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", ["qwen3-1.7b", *map(seldom, SELDOM)])
 def test_real_models_neither_spill_nor_use_local_memory(name: str) -> None:
     """Not outside of loops either: fifty bytes there came with 43 µs of a token's 906."""
-    compiled = compiled_for(plan_for(SHAPES[name], H200), H200)
+    require_registers(compiled_for(plan_for(SHAPES[name], H200), H200))
+
+
+@pytest.mark.parametrize(("name", "mixture"), [seldom(name, mixture) for name, mixture in LOW_BIT])
+def test_low_bit_models_do_not_either(name: str, mixture: str) -> None:
+    formats = MadeUpMixture(SHAPES[name], mixture).format
+    require_registers(compiled_for(plan_for(SHAPES[name], H200, formats=formats), H200))
+
+
+def require_registers(compiled: Compiled) -> None:
     used = compiled.resources
     assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0), compiled.log
 

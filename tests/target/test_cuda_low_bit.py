@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulated import EmulatedTarget
-from test_low_bit import MIXTURES, SHAPES, TOKENS, model
+from numpy.typing import NDArray
+from test_low_bit import MIXTURES, SHAPES, TOKENS, USUAL, Stretched, model
 
 from monolane.model.config import ModelConfig
 from monolane.program.stage import continues
@@ -16,6 +17,7 @@ from monolane.target.cuda.opening import cuda_plan
 from monolane.target.cuda.shared_memory import shared_memory
 from oracle import Verdict, near_enough
 from random_models import random_model
+from thorough import thorough
 
 DECODED = range(TOKENS - 8, TOKENS)  # positions that are also computed by decode passes, one by one
 
@@ -42,7 +44,7 @@ def check(target: EmulatedTarget, name: str) -> None:
     near_enough(Verdict(verdict.exact[DECODED], verdict.rounded[DECODED]), decoded)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", USUAL)
 def test_logits_are_as_near_as_those_of_bf16(name: str) -> None:
     """Every format; q, k and v in different ones, and different ones in different layers; a tied head, and a table."""
     check(open_mixture(name), name)
@@ -66,17 +68,30 @@ def test_splits_of_a_context_that_a_low_bit_projection_merges(monkeypatch: pytes
     check(open_mixture("qwen2-96", workers=6), "qwen2-96")
 
 
+def some_logits(target: EmulatedTarget, name: str) -> NDArray[np.float32]:
+    """Of decode passes after a prefill pass."""
+    tokens = tokens_of(name)[:20]
+    return np.concatenate([target.logits(tokens[:18]), target.logits(tokens[:19], 18), target.logits(tokens, 19)])
+
+
 def test_workers_and_delays_change_no_bit() -> None:
-    """Decode passes after a prefill pass. With 40 workers some have no tile of q and k, and others none of v."""
-    tokens = tokens_of("qwen2-64")[:20]
-    found = []
-    for workers, delay in ((2, 0), (5, 30), (40, 0)):
-        target = open_mixture("qwen2-64", workers, delay_permille=delay)
-        found.append(
-            np.concatenate([target.logits(tokens[:18]), target.logits(tokens[:19], 18), target.logits(tokens, 19)])
-        )
+    """With 40 workers some have no tile of q and k, and others none of v."""
+    name = "qwen2-64"
+    found = [
+        some_logits(open_mixture(name, workers, delay_permille=delay), name)
+        for workers, delay in ((2, 0), (5, 30), (40, 0))
+    ]
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+@thorough
+def test_the_largest_scales_of_fp8_change_no_bit() -> None:
+    name = "llama-96-biases"
+    weights = model(name)[0]
+    stretched = Stretched(weights.inner, weights.names, weights.formats)
+    found = some_logits(EmulatedTarget(config_of(name), stretched, 4), name)
+    np.testing.assert_array_equal(found, some_logits(open_mixture(name), name))
 
 
 def test_lanes_share_low_bit_matrices() -> None:

@@ -11,8 +11,9 @@ from devices import decode_logits, facts, on_the_gpu, opened, run
 from test_cuda_low_bit import config_of, tokens_of
 from test_cuda_shapes import cut, some_tokens
 from test_low_bit import MIXTURES, model
+from test_ordered_columns import ordered
 
-from monolane.bench.measure.mixtures import Q4_K_M, MadeUpMixture
+from monolane.bench.measure.mixtures import FP8, Q4_K_M, MadeUpMixture
 from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampling
 from monolane.target.base import Finish, Request, Target
@@ -33,11 +34,21 @@ def test_small_models(name: str, record_property: Callable[[str, object], None])
         record_property("decode", near_enough(verdict, decode_logits(target, tokens, config.vocab)))
 
 
+def test_columns_in_an_order_of_their_own(record_property: Callable[[str, object], None]) -> None:
+    made, weights, verdict = ordered()
+    with opened(made.config, weights, 64) as target:
+        record_property("prefill", near_enough(verdict, target.logits(made.tokens)))
+        record_property("decode", near_enough(verdict, decode_logits(target, made.tokens, made.config.vocab)))
+
+
 # Eight layers: q4_k_m has several kinds of them.
 REAL = {
     ("llama-3.2-1b", Q4_K_M): cut("llama-3.2-1b", 8, 5003),
     ("llama-3.2-1b", "i8g32"): cut("llama-3.2-1b", 2),
     ("llama-3.1-8b", Q4_K_M): cut("llama-3.1-8b", 8, 5003),
+    ("llama-3.1-8b", FP8): cut("llama-3.1-8b", 3, 5003),
+    ("llama-3.2-1b", FP8): cut("llama-3.2-1b", 2),
+    ("qwen2.5-coder-1.5b", FP8): cut("qwen2.5-coder-1.5b", 3, 5003),
     ("qwen2.5-coder-1.5b", Q4_K_M): cut("qwen2.5-coder-1.5b", 8, 5003),
     ("qwen2.5-coder-1.5b", "u4g32m"): cut("qwen2.5-coder-1.5b", 3, 5003),
     ("smollm2-135m", "i8g32"): cut("smollm2-135m", 4),

@@ -10,25 +10,28 @@ import pytest
 from numpy.typing import NDArray
 
 from low_bit import LowBitWeights
-from monolane.model.format import BF16, FORMATS
+from monolane.model.format import BF16, FORMATS, QuantRows
 from monolane.model.weights import expected_shapes
 from monolane.target import open_target
 from monolane.target.base import Target
 from monolane.target.cpu import machine
 from oracle import Verdict, judge_weights, near_enough
 from random_models import CASES, Case, random_model
+from thorough import seldom, thorough
 
 LOW_BIT = [format for format in FORMATS.values() if format.is_low_bit]
 TOKENS = 40
 
-# Columns: 576 are two super-blocks and two groups, 320 one and two; 417 and 196 are not even whole groups.
-SHAPES = {case.name: case for case in CASES if case.name in ("qwen2-64", "qwen2-96", "qwen3-96-seven-kv-heads")}
 # Formats of the matrices of a model, by turns: every format in some shape; q, k and v of a layer in different ones.
 MIXTURES = {
     "qwen2-96": ("u4g32m", "i8g32", "i4g32", "nl4g32", "i5g32"),
-    "qwen2-64": ("u4k32", "i6k16", "u4k32", "u5k32", "bf16"),
+    "qwen2-64": ("u4k32", "i6k16", "u4k32", "e4m3k128", "u5k32", "bf16"),
     "qwen3-96-seven-kv-heads": ("u4g32z", "nl4k16", "u5g32m", "i4k16", "i8g32z", "fp4g32"),
+    "llama-96-biases": ("e4m3k128",),
 }
+# Columns: 576 are two super-blocks and two groups, 320 one and two; 417, 260 and 196 are not even whole groups.
+SHAPES = {case.name: case for case in CASES if case.name in MIXTURES}
+USUAL = [name if name != "llama-96-biases" else seldom(name) for name in MIXTURES]  # FP8 is in another one as well
 
 
 def small(name: str) -> Case:
@@ -59,7 +62,7 @@ def test_every_format_is_in_some_mixture() -> None:
     assert used == {*LOW_BIT, BF16}
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", USUAL)
 def test_logits_are_as_near_as_those_of_bf16(name: str) -> None:
     """The interpreter and the kernel, which differ by the rounding of fp32 sums, and by an activation that lies between
     two integers here and there."""
@@ -73,9 +76,9 @@ def test_logits_are_as_near_as_those_of_bf16(name: str) -> None:
     target.close()
 
 
-def test_an_activation_of_a_thousand_times_the_others() -> None:
-    """It is in a group with 31 others, which lose most of their bits."""
-    name = "qwen2-96"
+@pytest.mark.parametrize("name", ["qwen2-96", seldom("llama-96-biases")])
+def test_an_activation_of_a_thousand_times_the_others(name: str) -> None:
+    """Where the input becomes integers, it is in a group with 31 others, which lose most of their bits."""
     made, (weights, _) = random_model(small(name), TOKENS), model(name)
     outlying = Outlying(weights.inner, weights.names, weights.formats)
     target = open_target(made.config, outlying, device="cpu", workers=2, context=64, cache_format="f32")
@@ -91,6 +94,30 @@ class Outlying(LowBitWeights):
         if name.endswith("norm"):
             values[5] *= 1000
         return values
+
+
+class Stretched(LowBitWeights):
+    """Scales of v that are 2^90 times as large, and scales of o that are as much smaller."""
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        return super().vector(name) * np.float32(2.0**90 if name.endswith(".v.bias") else 1)
+
+    def quants(self, name: str, start: int, stop: int) -> QuantRows:
+        rows = super().quants(name, start, stop)
+        power = {"v": 90, "o": -90}.get(name.rpartition(".")[2], 0)
+        return replace(rows, blocks=rows.blocks * np.float32(2.0**power))
+
+
+@thorough
+def test_the_largest_scales_of_fp8_change_no_bit() -> None:
+    name = "llama-96-biases"
+    made, (weights, _) = random_model(small(name), TOKENS), model(name)
+    target, tokens = open_model(name, "cpu")
+    stretched = Stretched(weights.inner, weights.names, weights.formats)
+    other = open_target(made.config, stretched, device="cpu", workers=2, context=64, cache_format="f32")
+    np.testing.assert_array_equal(other.logits(tokens), target.logits(tokens))
+    target.close()
+    other.close()
 
 
 @pytest.mark.parametrize("flags", [machine._AVX2, ()], ids=["avx2", "portable"])

@@ -68,7 +68,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lanes", type=int, help="tensor-parallel shares of the model")
     parser.add_argument("--placement", default="together", help="of lanes: together or apart")
     parser.add_argument(
-        "--weights", help="q8 or q4: quantise 16-bit weights while loading; of a shape also q4_k_m or a format"
+        "--weights", help="q8 or q4: quantise 16-bit weights while loading; of a shape also q4_k_m, fp8 or a format"
     )
     parser.add_argument("--context", default="", metavar="0,1k,8k,32k", help="tokens in the cache to decode behind")
     parser.add_argument("--tokens", type=int, help="tokens per answer")

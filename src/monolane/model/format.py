@@ -4,9 +4,10 @@ A low-bit weight is an integer, its *code*, with a scale, and in some formats a 
 
     weight = scale * (code - zero) + minimum        or        weight = scale * table[code]
 
-A format is a kind of code and a kind of scales. Everything a file can hold is one of a few of each, so few kernels
-serve all files. ``QuantRows`` holds rows of a matrix in such a format, still by row and group; ``program/tiles.py``
-lays them out as a worker streams them. docs/formats.md lists the formats with their bytes.
+or an 8-bit floating-point number with a scale per 128 columns. A format is a kind of code and a kind of scales.
+Everything a file can hold is one of a few of each, so few kernels serve all files. ``QuantRows`` holds rows of a matrix
+in such a format, still by row and group; ``program/tiles.py`` lays them out as a worker streams them. docs/formats.md
+lists the formats with their bytes.
 """
 
 from __future__ import annotations
@@ -30,12 +31,21 @@ HALF_GROUPS = 4  # groups whose codes lie together: 16 bytes of 4-bit codes for 
 
 @dataclass(frozen=True)
 class Codes:
-    """The integers of a format: ``bits`` each, unsigned. Their values are code - zero, or those of a table."""
+    """The integers of a format: ``bits`` each, unsigned. Their values are code - zero, or those of a table, or those of
+    E4M3 where they are floating-point numbers."""
 
     name: str
     bits: int
     zero: int
     table: tuple[int, ...] | None = None
+    is_float: bool = False
+
+    @cached_property
+    def values(self) -> Floats:
+        """The value of every code; NaN where it has none."""
+        if self.is_float:
+            return _e4m3()
+        return np.array(self.table or np.arange(1 << self.bits) - self.zero, np.float32)
 
     @property
     def group_bytes(self) -> int:
@@ -51,29 +61,44 @@ class Codes:
 @dataclass(frozen=True)
 class Scales:
     """The scales of a format: ``per_group`` numbers of type ``kind`` for each group and, in two-level formats,
-    ``per_block`` fp16 numbers for each super-block, which multiply those of its groups."""
+    ``per_block`` numbers of type ``block_kind`` for each super-block, which multiply those of its groups."""
 
     name: str
     kind: str
     per_group: int
     per_block: int
+    block_kind: str = "<f2"
 
     @property
     def group_bytes(self) -> int:
         return np.dtype(self.kind).itemsize * self.per_group
 
+    @property
+    def block_bytes(self) -> int:
+        return np.dtype(self.block_kind).itemsize * self.per_block
+
 
 @dataclass(frozen=True)
 class Format:
-    """How the weights of a matrix are stored: bf16, or codes and scales."""
+    """How the weights of a matrix are stored: bf16, or codes and scales.
+
+    A matrix that is ``ordered`` has its columns in an order of its own, sorted by group (the act-order of GPTQ). The
+    vector of its name and ``.order`` has the column of its input behind each of them.
+    """
 
     name: str
     codes: Codes | None = None
     scales: Scales | None = None
+    ordered: bool = False
 
     @property
     def is_low_bit(self) -> bool:
         return self.codes is not None
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the input of a matrix becomes integers (program/activations.py)."""
+        return self.codes is not None and not self.codes.is_float
 
     def row_bytes(self, cols: int) -> int:
         """Bytes of a row with that many columns; of a low-bit format in whole groups."""
@@ -83,7 +108,7 @@ class Format:
         high = GROUP // 2 * self.codes.high_bits  # of 4 groups; a last, shorter half of a super-block has as many
         halves, blocks = -(-groups // HALF_GROUPS), -(-groups // BLOCK_GROUPS)
         per_group = self.codes.group_bytes + self.scales.group_bytes
-        return groups * per_group + halves * high + blocks * 2 * self.scales.per_block
+        return groups * per_group + halves * high + blocks * self.scales.block_bytes
 
     @property
     def bits(self) -> float:
@@ -99,17 +124,20 @@ I6 = Codes("i6", 6, zero=32)
 I8 = Codes("i8", 8, zero=128)
 NL4 = Codes("nl4", 4, 0, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 FP4 = Codes("fp4", 4, 0, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))  # E2M1, doubled
+E4M3 = Codes("e4m3", 8, 0, is_float=True)  # FP8
 
 SCALE = Scales("g32", "<f2", 1, 0)  # a scale
 SCALE_MIN = Scales("g32m", "<f2", 2, 0)  # a scale and a minimum
 SCALE_ZERO = Scales("g32z", "<f2", 2, 0)  # a scale and a zero point: a whole number, subtracted from every code
 BLOCK_MIN = Scales("k32", "u1", 2, 2)  # 8-bit scale and minimum, times the super-block's scale and minus its minimum
 BLOCK_16 = Scales("k16", "i1", 2, 1)  # signed 8-bit scales of the first and of the last 16 columns, times the block's
+BLOCK_128 = Scales("k128", "<f4", 0, 2, "<f4")  # a scale of each half of the super-block
 
 BF16 = Format("bf16")
 _KNOWN = (
     (I4, SCALE), (U4, SCALE_MIN), (U4, SCALE_ZERO), (U4, BLOCK_MIN), (I4, BLOCK_16), (NL4, SCALE), (NL4, BLOCK_16),
     (FP4, SCALE), (I5, SCALE), (U5, SCALE_MIN), (U5, BLOCK_MIN), (I6, BLOCK_16), (I8, SCALE), (I8, SCALE_ZERO),
+    (E4M3, BLOCK_128),
 )  # fmt: skip
 FORMATS = {
     format.name: format
@@ -147,7 +175,7 @@ class QuantRows:
     codes: Bytes
     high: Bytes
     scales: NDArray[np.generic]
-    blocks: Halves
+    blocks: NDArray[np.generic]
 
     @classmethod
     def zeros(cls, format: Format, rows: int, groups: int) -> QuantRows:
@@ -158,7 +186,7 @@ class QuantRows:
             np.zeros((rows, groups, codes.group_bytes), np.uint8),
             np.zeros((rows, groups, GROUP // 2 if codes.high_bits else 0), np.uint8),
             np.zeros((rows, groups, scales.per_group), scales.kind),
-            np.zeros((rows, -(-groups // BLOCK_GROUPS), scales.per_block), np.float16),
+            np.zeros((rows, -(-groups // BLOCK_GROUPS), scales.per_block), scales.block_kind),
         )
 
     def __len__(self) -> int:
@@ -210,14 +238,12 @@ class QuantRows:
         """[row][group][32]: the values of the codes."""
         kind, _ = _low_bit(self.format)
         if kind.bits == 8:
-            return self.codes.astype(np.float32) - np.float32(kind.zero)
+            return np.asarray(kind.values[self.codes])
         low = np.concatenate([self.codes & 15, self.codes >> 4], 2)
         if kind.high_bits:
             mask = (1 << kind.high_bits) - 1
             low |= np.concatenate([self.high & mask, self.high >> kind.high_bits], 2) << 4
-        if kind.table is not None:
-            return np.asarray(np.array(kind.table, np.float32)[low])
-        return low.astype(np.float32) - np.float32(kind.zero)
+        return np.asarray(kind.values[low])
 
     def _scale_and_minimum(self) -> tuple[Floats, Floats | None]:
         """Of every group, or of every column; what is added last, or None."""
@@ -229,10 +255,22 @@ class QuantRows:
             return numbers[..., :1], numbers[..., 1:]
         if kind == SCALE_ZERO:
             return numbers[..., :1], -numbers[..., :1] * numbers[..., 1:]
+        if kind == BLOCK_128:
+            halves = self.blocks.astype(np.float32).reshape(len(self), -1, 1)
+            return np.repeat(halves, HALF_GROUPS, 1)[:, : self.groups], None
         blocks = np.repeat(self.blocks.astype(np.float32), BLOCK_GROUPS, 1)[:, : self.groups]
         if kind == BLOCK_MIN:
             return blocks[..., :1] * numbers[..., :1], -blocks[..., 1:] * numbers[..., 1:]
         return np.repeat(blocks * numbers, GROUP // 2, 2), None
+
+
+def _e4m3() -> Floats:
+    """The value of every byte: 4 bits of exponent with a bias of 7, 3 bits of mantissa, no infinities."""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    size = np.where(exponent > 0, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
+    values = np.where(codes & 0x7F == 0x7F, np.nan, np.where(codes & 0x80, -size, size))
+    return values.astype(np.float32)
 
 
 def _low_bit(format: Format) -> tuple[Codes, Scales]:

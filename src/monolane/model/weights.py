@@ -6,6 +6,7 @@ All families use the same names, so no other package knows the names in checkpoi
     layers.N.{attn_norm, q, k, v, o, ffn_norm, gate, up, down}
     layers.N.{q, k, v, o, gate, up, down}.bias   where the family has them
     layers.N.{q_norm, k_norm}                    where the family has them
+    layers.N.{q, k, v, o, gate, up, down}.order  where the matrix is ordered (model/format.py)
 """
 
 from __future__ import annotations
@@ -68,9 +69,12 @@ class Unquantised:
 
 
 def matrix_values(weights: Weights, name: str, start: int, stop: int) -> NDArray[np.float32]:
-    """Rows [start, stop) of a matrix in fp32, exactly as its format holds them."""
+    """Rows [start, stop) of a matrix in fp32, exactly as its format holds them; columns in the order of the input."""
     if weights.format(name).is_low_bit:
-        return weights.quants(name, start, stop).values(weights.shape(name)[1])
+        values = weights.quants(name, start, stop).values(weights.shape(name)[1])
+        if weights.format(name).ordered:
+            values[:, weights.vector(f"{name}.order").astype(np.int64)] = values.copy()
+        return values
     return from_bf16(weights.rows(name, start, stop))
 
 

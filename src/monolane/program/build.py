@@ -135,7 +135,19 @@ def _layer(shard: Shard, layer: int, formats: FormatOf) -> list[Stage]:
         arrangement: Arrangement = Arrangement.STACK,
     ) -> Matrix:
         named = tuple((prefix + part, rows) for part, rows in parts)
-        return Matrix(prefix + name, named, cols, arrangement, common_format([part for part, _ in named], formats))
+        return Matrix(prefix + name, named, cols, arrangement, format_here([part for part, _ in parts]))
+
+    def format_here(parts: list[str]) -> Format:
+        """The format of a matrix in this layer. All layers have an order of their own, or none: they are alike."""
+        everywhere = [common_format([f"layers.{i}.{part}" for part in parts], formats) for i in range(config.layers)]
+        in_all = all(format.ordered for format in everywhere)
+        return BF16 if everywhere[layer].ordered and not in_all else everywhere[layer]
+
+    def order(matrix: Matrix, first: str) -> Vector | None:
+        """``first``: the part whose order is that of all."""
+        if not matrix.format.ordered:
+            return None
+        return Vector(f"{prefix}{first}.order", ((f"{prefix}{first}.order", matrix.cols),))
 
     def bias(matrix: Matrix, present: bool) -> Vector | None:
         if not present:
@@ -162,6 +174,7 @@ def _layer(shard: Shard, layer: int, formats: FormatOf) -> list[Stage]:
                 reads="stream_a",
                 writes="qkv",
                 bias=bias(rows, config.qkv_bias),
+                order=order(rows, "q"),
                 continues=first_row > 0,
                 first_row=first_row,
             )
@@ -191,6 +204,7 @@ def _layer(shard: Shard, layer: int, formats: FormatOf) -> list[Stage]:
             writes="stream_b",
             residual="stream_a",
             bias=bias(o, config.o_bias),
+            order=order(o, "o"),
             exchange=_exchange(shard, layer, lanes is None or lanes.exchanges_attention),
         ),
         Project(
@@ -202,6 +216,7 @@ def _layer(shard: Shard, layer: int, formats: FormatOf) -> list[Stage]:
             reads="stream_b",
             writes="gated",
             bias=bias(gate_up, config.mlp_bias),
+            order=order(gate_up, "gate"),
         ),
         Project(
             "down",
@@ -213,6 +228,7 @@ def _layer(shard: Shard, layer: int, formats: FormatOf) -> list[Stage]:
             writes="stream_a",
             residual="stream_b",
             bias=bias(down, config.mlp_bias),
+            order=order(down, "down"),
             exchange=_exchange(shard, layer, lanes is None or lanes.exchanges_mlp),
         ),
     ]

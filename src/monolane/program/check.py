@@ -132,6 +132,8 @@ def _project_sizes(program: Program, stage: Project, sizes: dict[str, int], wher
         yield f"{where}: makes {outputs} elements, but adds to {sizes[stage.residual]}"
     if stage.bias and (stage.bias.size, stage.bias.arrangement) != (stage.matrix.rows, stage.matrix.arrangement):
         yield f"{where}: its bias is not arranged like its rows"
+    if (stage.order is not None) != stage.matrix.format.ordered:
+        yield f"{where}: an order belongs to an ordered matrix, and only there"
     if isinstance(stage.input, Norm) and stage.input.weight.size != stage.matrix.cols:
         yield f"{where}: its norm has {stage.input.weight.size} weights for {stage.matrix.cols} columns"
     interleaved = stage.matrix.arrangement is Arrangement.INTERLEAVE

@@ -105,7 +105,7 @@ def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     if isinstance(stage, Project):
         format = stage.matrix.format
         bits = f" ({format.bits:.3g} bits)" if format.is_low_bit else ""
-        matrix = f"{stage.matrix.rows} x {stage.matrix.cols} {format.name}{bits}"
+        matrix = f"{stage.matrix.rows} x {stage.matrix.cols} {format.name}{bits}{' ordered' * format.ordered}"
         size = f"{plan.layout.tiles(stage) * plan.layout.tile_bytes(stage) / MEGA:.2f}"
         prepared = "norm" if isinstance(stage.input, Norm) else "merge" if isinstance(stage.input, Merge) else ""
         lanes = _exchanged(stage, plan.program.lanes)

@@ -173,10 +173,12 @@ class _Lane:
     def _rows(self, stage: Project, index: int, x: Floats) -> Floats:
         """Dot products with all rows of the matrix, each row read from the tape of the worker that owns it.
 
-        The input of a low-bit matrix is rounded to integers. Kernels add products of integers, which is exact; here
+        The input of a matrix of integers is rounded to integers. Kernels add products of integers, which is exact; here
         fp64 is, so what a kernel makes differs from this by the rounding of its fp32 sums of groups only.
         """
-        inputs = rounded(x) if stage.matrix.format.is_low_bit else x
+        if stage.order:
+            x = x[:, self.tape.constants.vector(stage.order).astype(np.int64)]
+        inputs = rounded(x) if stage.matrix.format.is_integer else x
         shares = []
         for worker in range(self.plan.workers):
             matrix = self.plan.layout.values(self.tape.segment(worker, index), stage)

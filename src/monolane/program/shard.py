@@ -173,13 +173,15 @@ class LaneWeights:
 
 def lane_formats(formats: FormatOf, shard: Shard) -> FormatOf:
     """The formats of the matrices of lanes: those of the model, but bf16 where lanes would cut a group or, in two-level
-    formats, a super-block of columns."""
+    formats, a super-block of columns, or where columns are ordered."""
 
     def format(name: str) -> Format:
         found = formats(_source(name, shard))
         part = name.rpartition(".")[2]
         if not found.is_low_bit or part not in _COLUMN_PARALLEL:
             return found
+        if found.ordered:
+            return BF16
         unit = BLOCK if found.scales and found.scales.per_block else GROUP
         whole = all(_is_whole(places_of(shard, lane, part), unit) for lane in range(shard.lanes))
         return found if whole else BF16

@@ -149,6 +149,7 @@ class Project:
     writes: str
     residual: str | None = None  # the buffer that RESIDUAL adds to; the owner of a row alone reads that row
     bias: Vector | None = None
+    order: Vector | None = None  # of an ordered matrix: the element of the input behind each of its columns
     exchange: Exchange | None = None  # of a residual output, where there are several lanes
     continues: bool = False
     first_row: int = 0  # of the output, in the buffer that it writes
@@ -305,6 +306,7 @@ class Program:
         for stage in self.stages:
             if isinstance(stage, Project):
                 found += [stage.input.weight] if isinstance(stage.input, Norm) and not stage.continues else []
+                found += [stage.order] if stage.order and not stage.continues else []
                 found += [stage.bias] if stage.bias else []
             elif isinstance(stage, Combine):
                 found += [stage.norm.weight] if stage.norm else []

@@ -43,7 +43,7 @@ def block_type(format: Format, rows: int, groups: int) -> np.dtype[np.void]:
         fields.append(("high", "<u4", (rows, 4, halves, format.codes.high_bits)))
     fields.append(("scales", format.scales.kind, (groups, rows, format.scales.per_group)))
     if format.scales.per_block:
-        fields.append(("blocks", "<f2", (rows, format.scales.per_block)))
+        fields.append(("blocks", format.scales.block_kind, (rows, format.scales.per_block)))
     return np.dtype(fields)
 
 

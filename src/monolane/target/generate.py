@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from monolane.model.format import BLOCK_16, BLOCK_MIN, SCALE, SCALE_MIN, SCALE_ZERO
+from monolane.model.format import BLOCK_16, BLOCK_128, BLOCK_MIN, SCALE, SCALE_MIN, SCALE_ZERO
 from monolane.program import sample
 from monolane.program.layout import Layout
 from monolane.program.stage import Attend, Combine, Embed, Merge, Norm, Output, Program, Project, Sample, Stage
@@ -22,6 +22,7 @@ SCALINGS = {
     SCALE_ZERO: "kScaleZero",
     BLOCK_MIN: "kBlockMin",
     BLOCK_16: "kBlock16",
+    BLOCK_128: "kBlock128",
 }
 OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
 
@@ -100,7 +101,7 @@ def _stages(program: Program) -> Iterable[str]:
 
 def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], projection: int) -> str:
     fields: dict[str, str] = {"layer": str(getattr(stage, "layer", None) or 0)}
-    offsets = {"norm": -1, "bias": -1, "q_norm": -1, "k_norm": -1}
+    offsets = {"norm": -1, "bias": -1, "order": -1, "q_norm": -1, "k_norm": -1}
     kind, rows, cols, eps, window, residual = "", 0, 0, 0.0, 0, -1
     reads, writes, prepare, output = -1, -1, "kPlain", "kStore"
     match stage:
@@ -116,6 +117,8 @@ def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], pro
                 prepare, window = "kMerge", stage.input.window or 0
             if stage.bias:
                 offsets["bias"] = constants[stage.bias.name]
+            if stage.order:
+                offsets["order"] = constants[stage.order.name]
         case Attend():
             kind, reads, writes, window = "kAttend", buffers[stage.reads], buffers[stage.writes], stage.window or 0
             for name, norm in (("q_norm", stage.q_norm), ("k_norm", stage.k_norm)):

@@ -15,6 +15,6 @@ def note_widened(program: Program, weights: Weights, progress: Progress) -> None
     names = [name for matrix in matrices for name, _ in matrix.parts if not (program.lanes > 1 and name == "head")]
     if count := sum(weights.format(name).is_low_bit for name in names):
         progress.note(
-            f"{count} low-bit matrices are widened to bf16: lanes cut their groups of columns, or gate and up are "
-            "stored in different formats."
+            f"{count} low-bit matrices are widened to bf16: lanes cut their groups of columns, gate and up are "
+            "stored in different formats, or not all layers have their columns in an order of their own."
         )

@@ -9,11 +9,11 @@ import numpy as np
 from monolane.bench.measure.shapes import MadeUpWeights, hash_of
 from monolane.errors import UsageError
 from monolane.model.config import ModelConfig
-from monolane.model.format import FORMATS, Format, QuantRows, groups_of
+from monolane.model.format import BF16, BLOCK_128, E4M3, FORMATS, Format, QuantRows, format_of, groups_of
 from monolane.model.weights import Bf16Bits, to_bf16
 
-Q4_K_M = "q4_k_m"
-MIXTURES = (Q4_K_M, *(name for name, format in FORMATS.items() if format.is_low_bit))
+Q4_K_M, FP8 = "q4_k_m", "fp8"
+MIXTURES = (Q4_K_M, FP8, *(name for name, format in FORMATS.items() if format.is_low_bit))
 
 
 def q4_k_m_favours(layer: int, layers: int) -> bool:
@@ -23,7 +23,7 @@ def q4_k_m_favours(layer: int, layers: int) -> bool:
 
 
 class MadeUpMixture(MadeUpWeights):
-    """Random weights of about the usual magnitude, as ``mixture`` says: the name of a format, or q4_k_m."""
+    """Random weights of about the usual magnitude, as ``mixture`` says: the name of a format, q4_k_m or fp8."""
 
     def __init__(self, config: ModelConfig, mixture: str, seed: int = 0) -> None:
         super().__init__(config, seed)
@@ -35,7 +35,9 @@ class MadeUpMixture(MadeUpWeights):
 
     def format(self, name: str) -> Format:
         """The q4_k_m of llama.cpp: Q4_K, and Q6_K for the head, and for v and down in the first and the last eighth of
-        the layers and in every third one between them."""
+        the layers and in every third one between them. The fp8 of Hugging Face: all but head and embedding."""
+        if self._mixture == FP8:
+            return BF16 if name in ("embed", "head") else format_of(E4M3, BLOCK_128)
         if self._mixture != Q4_K_M:
             return FORMATS[self._mixture]
         if name in ("embed", "head"):
@@ -45,6 +47,8 @@ class MadeUpMixture(MadeUpWeights):
         return FORMATS["i6k16" if better and part in ("v", "down") else "u4k32"]
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        if not self.format(name).is_low_bit:
+            return super().rows(name, start, stop)
         return to_bf16(self.quants(name, start, stop).values(self.shape(name)[1]))
 
     def quants(self, name: str, start: int, stop: int) -> QuantRows:
@@ -55,9 +59,12 @@ class MadeUpMixture(MadeUpWeights):
         place = hash_of(name)
         found.codes[:] = self._random(found.codes.shape, place, start)
         found.high[:] = self._random(found.high.shape, place + 1, start) & (1 << 2 * codes.high_bits) - 1
-        values = np.arange(1 << codes.bits) - codes.zero if codes.table is None else np.array(codes.table)
+        values = codes.values[np.isfinite(codes.values)]
+        if codes.is_float:
+            found.codes[found.codes & 0x7F == 0x7F] = 0
+        numbers = found.scales if found.scales.size else found.blocks
         size = 1 / (np.sqrt(cols) * float(values.std()))
-        _fill_scales(found, self._random(found.scales.shape, place + 2, start), size, float(values.mean()))
+        _fill_scales(found, self._random(numbers.shape, place + 2, start), size, float(values.mean()))
         return found
 
     def _random(
@@ -76,6 +83,9 @@ def _fill_scales(
     """Scales between 2/3 and 4/3 of ``size``, and what makes the mean of the weights zero where a format has that."""
     kind = rows.format.scales
     assert kind is not None
+    if kind == BLOCK_128:
+        rows.blocks[:] = size * (2 / 3 + random / 384)
+        return
     if kind.per_block:
         rows.scales[:] = 32 + random % 32
         rows.blocks[..., 0] = size / 48

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monolane.model.format import BLOCK, Format
+from monolane.model.format import BLOCK, FORMATS, Format
 from monolane.program.stage import Combine, Joining, Program, Project, Stage, continues
 from monolane.target import structs
 from monolane.target.cpp import braces
@@ -52,13 +52,13 @@ TABLE_ZERO = 128  # added to the values of a table, so that codes are unsigned
 def _formats(program: Program) -> list[str]:
     """A type for each low-bit format of the program, and for each stage the format of its weights."""
     matrices = [stage.matrix for stage in program.projections] + ([program.table] if program.table else [])
-    used = list(dict.fromkeys(matrix.format for matrix in matrices if matrix.format.is_low_bit))
-    numbers = {format: number for number, format in enumerate(used, 1)}
+    used = dict.fromkeys(matrix.format.name for matrix in matrices if matrix.format.is_low_bit)
+    numbers = {name: number for number, name in enumerate(used, 1)}
     rows = []
     for stage, following in zip(program.stages, (*program.stages[1:], None), strict=True):
         number, first_row, tile_bytes = 0, 0, 0
         if isinstance(stage, Project):
-            number, first_row = numbers.get(stage.matrix.format, 0), stage.first_row
+            number, first_row = numbers.get(stage.matrix.format.name, 0), stage.first_row
             tile_bytes = LAYOUT.tile_bytes(stage)
         goes_on = following is not None and continues(following)
         rows.append(f"{{{number}, {first_row}, {tile_bytes}, {str(goes_on).lower()}}}")
@@ -70,8 +70,8 @@ def _formats(program: Program) -> list[str]:
         "struct Format;  // the low-bit formats of this program, from 1 on",
         *(
             line
-            for format, number in numbers.items()
-            for line in _format(format, number, any(m.format == format and m.cols % BLOCK for m in matrices))
+            for name, number in numbers.items()
+            for line in _format(FORMATS[name], number, any(m.format.name == name and m.cols % BLOCK for m in matrices))
         ),
         "struct Weights {",
         "  int format;     // kBf16 or a Format",
@@ -82,7 +82,7 @@ def _formats(program: Program) -> list[str]:
         f"constexpr int kBf16 = 0, kFormats = {len(used)};",
         f"constexpr Weights kStageWeights[] = {braces(rows)};",
         f"constexpr Weights kHeadWeights = kStageWeights[{program.stages.index(program.head)}];",
-        f"constexpr int kTableFormat = {numbers.get(table.format, 0) if table else 0};",
+        f"constexpr int kTableFormat = {numbers.get(table.format.name, 0) if table else 0};",
         f"constexpr int64_t kTableRowBytes = {table_bytes};",
     ]
 
@@ -94,13 +94,14 @@ def _format(format: Format, number: int, has_short_blocks: bool) -> list[str]:
     assert scales is not None
     values = codes.table or (0,) * 16
     fields = {
+        "bool kIsInteger": str(format.is_integer).lower(),
         "int kBits": codes.bits,
         "int kZero": TABLE_ZERO if codes.table else codes.zero,
         "bool kHasTable": str(codes.table is not None).lower(),
         "uint8_t kTable[16]": braces(str(value + TABLE_ZERO) for value in values),
         "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",
         "int kScaleBytes": scales.group_bytes,
-        "int kPerBlock": scales.per_block,
+        "int kBlockBytes": scales.block_bytes,
         "bool kHasShortBlocks": str(has_short_blocks).lower(),
     }
     return [

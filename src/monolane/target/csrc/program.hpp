@@ -17,7 +17,7 @@ struct Stage {
   int rows, cols;
   Input input;
   Output output;
-  int norm, bias, q_norm, k_norm;  // offsets into the constants, or kNone
+  int norm, bias, order, q_norm, k_norm;  // offsets into the constants, or kNone
   float eps;
   int window;  // positions seen, 0: all
 };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monolane.model.format import BLOCK_GROUPS, Format
+from monolane.model.format import BLOCK_GROUPS, FORMATS, Format
 from monolane.program.stage import Program
 from monolane.program.tiles import block_type
 from monolane.target.cpp import braces, integer_constants
@@ -29,17 +29,17 @@ def fragment_registers(format: Format) -> int:
     if format.codes is None or format.scales is None:
         return FRAGMENT_BYTES // 32 // 4
     codes = 16 if format.codes.bits == 8 else 8 + 2 * format.codes.high_bits
-    return codes + format.scales.group_bytes // 2 + format.scales.per_block
+    return codes + (format.scales.group_bytes + format.scales.block_bytes) // 2
 
 
 def definitions(program: Program) -> list[str]:
     """C++ of the formats, and of the embedding's."""
     embedding = program.table or program.head.matrix
     matrices = [*(stage.matrix for stage in program.projections), embedding]
-    used = list(dict.fromkeys(matrix.format for matrix in matrices if matrix.format.is_low_bit))
+    used = dict.fromkeys(matrix.format.name for matrix in matrices if matrix.format.is_low_bit)
     return [
         f"enum class Scaling : int {braces(SCALINGS.values())};",
-        *(line for format in used for line in _type(format)),
+        *(line for name in used for line in _type(FORMATS[name])),
         f"using EmbeddingFormat = {type_name(embedding.format)};",
         *integer_constants(
             {
@@ -58,13 +58,14 @@ def _type(format: Format) -> list[str]:
     words = [int.from_bytes(table[i : i + 4], "little") for i in range(0, 16, 4)]
     fields = {
         "bool kIsLowBit": "true",
+        "bool kIsInteger": str(format.is_integer).lower(),
         "int kBits": codes.bits,
         "int kZero": codes.zero,
         "bool kHasTable": str(codes.table is not None).lower(),
         **{f"uint32_t kTable{i}": f"{word:#010x}u" for i, word in enumerate(words)},
         "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",
         "int kScaleBytes": scales.group_bytes,
-        "int kPerBlock": scales.per_block,
+        "int kBlockBytes": scales.block_bytes,
     }
     return [
         f"struct {type_name(format)} {{",

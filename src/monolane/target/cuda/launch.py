@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from monolane.model.format import BLOCK
 from monolane.program.plan import Plan
 from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, Sampling
-from monolane.program.stage import PASS_ROWS, Program
+from monolane.program.stage import PASS_ROWS, Merge, Program
 from monolane.program.tape import constant_offsets
 from monolane.target import cpp, structs
 from monolane.target.base import Request
@@ -139,7 +139,7 @@ HANDOFFS = CLEARED | {
 _SCRATCH = {
     "prefill_activations": "uint16_t",  # activations of a prefill pass, bf16, without tags
     "prefill_qkv": "float",  # [row of the pass][queries, keys, values]
-    "prefill_normed": "uint16_t",  # [row of the pass]: the input of a norm where shared memory has no room for it
+    "prefill_normed": "uint16_t",  # [row of the pass]: a prepared input that shared memory has no room for
     "prefill_scales": "uint32_t",  # [row of the pass]: the scale of that norm, fp32
     "noise": "uint32_t",  # [token], where shared memory has no room for it
     "distances": "uint32_t",  # [token], where shared memory has no room for them
@@ -214,7 +214,7 @@ def max_splits(plan: Plan) -> int:
 def fused_splits(plan: Plan) -> int:
     """The most splits that the projection after attention merges while it loads its input."""
     shape = plan.program.attention
-    if shape.head_dim % 4:
+    if shape.head_dim % 4 or any(stage.order for stage in plan.program.projections if isinstance(stage.input, Merge)):
         return 1
     return max(1, min(FUSED_SPLITS, max_splits(plan), FUSED_WORDS // (shape.heads * shape.head_dim)))
 
@@ -254,6 +254,8 @@ def _lane_elements(plan: Plan) -> dict[str, int]:
     strides, words, plain = buffer_places(program)
     row_splits = PASS_ROWS * max_splits(plan)
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    places = {buffer.name: place for place, buffer in enumerate(program.buffers)}
+    ordered = [strides[places[stage.reads]] for stage in program.projections if stage.order]
     found = {
         "activation_words": words[-1],
         "qkv_words": qkv,
@@ -263,7 +265,7 @@ def _lane_elements(plan: Plan) -> dict[str, int]:
         "lane_arrivals": LINE_BYTES // 4,
         "prefill_activations": plain[-1],
         "prefill_qkv": PASS_ROWS * qkv,
-        "prefill_normed": PASS_ROWS * strides[0],
+        "prefill_normed": PASS_ROWS * max([strides[0], *ordered]),
         "prefill_scales": PASS_ROWS,
     }
     # The words of a lane begin at a multiple of 16 bytes: some are read four at a time.

@@ -79,7 +79,7 @@ def input_cols(plan: Plan, stage: Project) -> int:
 def one_row_bytes(plan: Plan, stage: Project) -> int:
     """Bytes of a projection's input of one row, in bf16 or in integers."""
     columns = input_cols(plan, stage)
-    return columns // BLOCK * INTEGER_BYTES if stage.matrix.format.is_low_bit else 2 * columns
+    return columns // BLOCK * INTEGER_BYTES if stage.matrix.format.is_integer else 2 * columns
 
 
 def slot_bytes(plan: Plan) -> int:
@@ -198,7 +198,7 @@ def _distance(layers: list[tuple[Stage, ...]], offsets: dict[str, int]) -> int:
 def _vectors(stage: Stage) -> list[Vector]:
     if isinstance(stage, Project):
         norm = stage.input.weight if isinstance(stage.input, Norm) else None
-        return [vector for vector in (norm, stage.bias) if vector]
+        return [vector for vector in (norm, stage.order, stage.bias) if vector]
     assert isinstance(stage, Attend)
     return [norm.weight for norm in (stage.q_norm, stage.k_norm) if norm]
 
@@ -213,14 +213,18 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
 
 
 def _takes_input(program: Program, stage: Project) -> bool:
-    """Whether a projection continues one with an input of the same kind, for low-bit weights or for bf16, in all layers
-    where it has this format."""
+    """Whether a projection continues one with an input of the same kind, for integers, FP8 or bf16, in all layers where
+    it has this format."""
     alike = [
         before
         for before, other in pairwise(program.projections)
         if (other.name, other.matrix.format) == (stage.name, stage.matrix.format)
     ]
-    return stage.continues and all(b.matrix.format.is_low_bit == stage.matrix.format.is_low_bit for b in alike)
+    return stage.continues and all(_kind_of_input(b) == _kind_of_input(stage) for b in alike)
+
+
+def _kind_of_input(stage: Project) -> tuple[bool, bool]:
+    return stage.matrix.format.is_low_bit, stage.matrix.format.is_integer
 
 
 def _variants(stages: list[Project]) -> list[Format]:
@@ -283,6 +287,7 @@ def _specialization(
         "Output kOutput": f"Output::{OUTPUTS[stage.output]}",
         "bool kMergesSplits": str(isinstance(stage.input, Merge)).lower(),
         "int kNorm": _offset(norm.weight if norm else None, offsets),
+        "int kOrder": _offset(first.order, offsets),
         "int kBias": _offset(first.bias, offsets),
         "float kEps": literal(norm.eps if norm else 0.0),
         "int kReads": buffers[stage.reads],

@@ -40,6 +40,15 @@ inline uint16_t half_at(const uint8_t* bytes, int index) {
   return half;
 }
 
+inline float float_at(const uint8_t* bytes, int index) {
+  float v;
+  std::memcpy(&v, bytes + sizeof v * index, sizeof v);
+  return v;
+}
+
+// An FP8 number is an fp16 one with a bias of 7 instead of 15.
+inline float from_e4m3(int code) { return from_half(static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7)) * 0x1p8f; }
+
 // Where the arrays of a super-block with `groups` groups begin, in a tile of kRows rows.
 template <class F, int kRows>
 struct BlockPlace {
@@ -50,7 +59,7 @@ struct BlockPlace {
   static constexpr int high(int groups) { return groups * kRows * kCodeBytes; }
   static constexpr int scales(int groups) { return high(groups) + divide_up(groups, kUnitGroups) * kRows * kHighBytes; }
   static constexpr int blocks(int groups) { return scales(groups) + groups * kRows * F::kScaleBytes; }
-  static constexpr int end(int groups) { return blocks(groups) + kRows * 2 * F::kPerBlock; }
+  static constexpr int end(int groups) { return blocks(groups) + kRows * F::kBlockBytes; }
 };
 
 constexpr int lesser_groups(int groups, int unit) { return lesser(kUnitGroups, groups - unit * kUnitGroups); }
@@ -374,15 +383,6 @@ inline void dot_lowbit(const uint8_t* tile, const InputUnit* x, int stride, int 
     }
 }
 
-// A tile with all rows of the pass, 4 rows at a time.
-template <class F>
-inline void dot_lowbit_positions(const uint8_t* tile, const InputUnit* x, int stride, int cols, int count, float (*out)[kTileRows]) {
-  constexpr int kMany = 4;
-  int p = 0;
-  for (; p + kMany <= count; p += kMany) dot_lowbit<F, kMany>(tile, x + p * stride, stride, cols, out + p);
-  for (; p < count; p++) dot_lowbit<F, 1>(tile, x + p * stride, stride, cols, out + p);
-}
-
 // The weights of one row of a tile, in fp32: an embedding.
 template <class F, int kRows>
 inline void widen_row(const uint8_t* tile, int row, int cols, float* out) {
@@ -404,13 +404,14 @@ inline void widen_row(const uint8_t* tile, int row, int cols, float* out) {
       }
       const int value = (F::kHasTable ? F::kTable[code] : code) - F::kZero;
       const uint8_t* scales = block + Place::scales(groups) + (g * kRows + row) * F::kScaleBytes;
-      const uint8_t* numbers = block + Place::blocks(groups) + row * 2 * F::kPerBlock;
+      const uint8_t* numbers = block + Place::blocks(groups) + row * F::kBlockBytes;
       float weight = 0.0f;
       switch (F::kScaling) {
         case Scaling::kScale: weight = from_half(half_at(scales, 0)) * value; break;
         case Scaling::kScaleMin: weight = from_half(half_at(scales, 0)) * value + from_half(half_at(scales, 1)); break;
         case Scaling::kScaleZero: weight = from_half(half_at(scales, 0)) * (value - from_half(half_at(scales, 1))); break;
         case Scaling::kBlockMin: weight = from_half(half_at(numbers, 0)) * scales[0] * value - from_half(half_at(numbers, 1)) * scales[1]; break;
+        case Scaling::kBlock128: weight = float_at(numbers, unit) * from_e4m3(code); break;
         case Scaling::kBlock16: weight = from_half(half_at(numbers, 0)) * static_cast<int8_t>(scales[half]) * value; break;
       }
       out[done + i] = weight;

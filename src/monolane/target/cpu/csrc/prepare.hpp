@@ -84,28 +84,37 @@ inline void prepare(Worker& worker, const Stage& stage, const Pass& pass, int fi
   }
 }
 
-// The same for a low-bit matrix: in order, then as integers.
-inline void prepare_lowbit(Worker& worker, const Stage& stage, const Pass& pass, int first_row) {
+// The same for a low-bit matrix: in order, then in units. Returns the first unit.
+template <class Unit>
+inline const Unit* prepare_units(Worker& worker, const Stage& stage, const Pass& pass, int first_row) {
   Lane& lane = worker.lane;
   const int stride = divide_up(stage.cols, kUnit);
+  Unit* const units = reinterpret_cast<Unit*>(worker.units.get());
+  const auto store = [&](const float* in, Unit* out) {
+    if (stage.order == kNone) return to_units(in, stage.cols, out);
+    float* ordered = worker.x.get() + kMaxCols;  // behind the normed row
+    for (int k = 0; k < stage.cols; k++) ordered[k] = in[static_cast<int>(lane.constants[stage.order + k])];
+    to_units(ordered, stage.cols, out);
+  };
   for (int p = first_row; p < pass.rows; p++) {
-    InputUnit* out = reinterpret_cast<InputUnit*>(worker.quantised.get()) + (p - first_row) * stride;
+    Unit* out = units + (p - first_row) * stride;
     switch (stage.input) {
       case Input::kNorm:
         norm_in_order(lane.row(stage.reads, p), lane.constants + stage.norm, stage.cols, stage.eps, worker.x.get());
-        quantise(worker.x.get(), stage.cols, out);
+        store(worker.x.get(), out);
         break;
       case Input::kMerge: {
         alignas(64) float merged[kMerged] = {};
         merge_heads(lane, stage, p, pass.start + p, merged);
-        quantise(merged, stage.cols, out);
+        store(merged, out);
         break;
       }
       case Input::kPlain:
-        quantise(lane.row(stage.reads, p), stage.cols, out);
+        store(lane.row(stage.reads, p), out);
         break;
     }
   }
+  return units;
 }
 
 }  // namespace monolane

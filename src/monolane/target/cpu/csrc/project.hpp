@@ -3,10 +3,12 @@
 // or registers.
 //
 // A tile has 8 output rows. In bf16 it lies on the tape as [k-block of 32 columns][output row][column]: 64 bytes per output row and k-block. Tiles of
-// low-bit matrices are those of lowbit.hpp.
+// low-bit matrices are those of lowbit.hpp and fp8.hpp.
 #pragma once
-#include "lowbit.hpp"
+#include "fp8.hpp"
 #include "prepare.hpp"
+
+#include <type_traits>
 
 namespace monolane {
 
@@ -66,6 +68,15 @@ inline void dot_positions(const uint16_t* tile, const float* x, int stride, int 
   for (; p + kPositions <= count; p += kPositions)
     dot_tile<kRowsOfMany, kPositions, false>(tile, x + p * stride, stride, out + p);
   for (; p < count; p++) dot_tile<kRowsOfOne, 1, false>(tile, x + p * stride, stride, out + p);
+}
+
+// The same for a low-bit tile, 4 rows at a time. `dots(number, p)` computes those of `number` rows, from row p on.
+template <class Dots>
+inline void in_fours(int count, const Dots& dots) {
+  constexpr std::integral_constant<int, 4> kMany;
+  int p = 0;
+  for (; p + kMany <= count; p += kMany) dots(kMany, p);
+  for (; p < count; p++) dots(std::integral_constant<int, 1>{}, p);
 }
 
 // Finishes the eight dot products of a tile with one row of the pass: adds the bias, then stores them, adds them to the residual stream, or applies
@@ -131,11 +142,18 @@ inline void project(Worker& worker, const Stage& stage, const Weights& weights, 
     });
     return;
   }
-  prepare_lowbit(worker, stage, pass, first);
-  const InputUnit* x = reinterpret_cast<const InputUnit*>(worker.quantised.get());
   with_format(weights.format, [&](auto format) {
+    using F = decltype(format);
+    using Unit = std::conditional_t<F::kIsInteger, InputUnit, FloatUnit>;
+    const Unit* x = prepare_units<Unit>(worker, stage, pass, first);
+    const int stride = divide_up(stage.cols, kUnit);
     multiply([&](const uint8_t* bytes, float(*sums)[kTileRows]) {
-      dot_lowbit_positions<decltype(format)>(bytes, x, divide_up(stage.cols, kUnit), stage.cols, count, sums);
+      in_fours(count, [&](auto number, int p) {
+        if constexpr (F::kIsInteger)
+          dot_lowbit<F, number>(bytes, x + p * stride, stride, stage.cols, sums + p);
+        else
+          dot_fp8<F, number>(bytes, x + p * stride, stride, stage.cols, sums + p);
+      });
     });
   });
 }

@@ -1,4 +1,4 @@
-// The input of a low-bit matrix as integers: 15 bits with a scale per group of 32 columns (program/activations.py defines them). A unit has 4 groups,
+// The input of a matrix of integers as integers: 15 bits with a scale per group of 32 columns (program/activations.py defines them). A unit has 4 groups,
 // in the order in which a tile has the codes of the weights (program/tiles.py): words of 4 columns, [half of a group][c][group].
 #pragma once
 #if defined(__AVX2__)
@@ -21,7 +21,7 @@ struct alignas(64) InputUnit {
   float total[kUnitGroups];      // the sum of a group, of its integers times their scale
   int32_t sums[2][kUnitGroups];  // of the integers of half a group
 };
-static_assert(sizeof(InputUnit) == kUnitBytes, "Worker::quantised has another size");
+static_assert(sizeof(InputUnit) <= kUnitBytes, "Worker::units has room for them");
 
 #if defined(__AVX512F__)
 inline uint32_t largest(U16 v) { return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(v)); }
@@ -61,7 +61,7 @@ inline void store_words(InputUnit& unit, const I16 (*v)[kUnitGroups]) {
 }
 
 // `in` has `cols` numbers, and zeros behind them up to a whole group.
-inline void quantise(const float* in, int cols, InputUnit* out) {
+inline void to_units(const float* in, int cols, InputUnit* out) {
   const int groups = divide_up(cols, kGroup);
   for (int first = 0; first < groups; first += kUnitGroups, out++) {
     I16 v[2][kUnitGroups];

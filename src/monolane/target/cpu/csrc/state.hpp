@@ -17,7 +17,7 @@ constexpr int kHeadStride = round_up(kHeadDim, kVectorFloats);  // floats of a h
 constexpr int kQueriesPerKv = kHeads / kKvHeads;                // query heads that share a KV head
 constexpr int kPartial = kHeadStride + kVectorFloats;           // floats of a partial output: the accumulator, then row max and row sum
 constexpr int kGroup = 32, kUnitGroups = 4, kUnit = kGroup * kUnitGroups;  // of a low-bit matrix: columns of a group; groups and columns of a unit
-constexpr int kUnitBytes = 320;                                 // of a unit of the input (quantise.hpp)
+constexpr int kUnitBytes = 512;                                 // most bytes of a unit of the input (quantise.hpp, fp8.hpp)
 constexpr int kStages_ = sizeof kStages / sizeof kStages[0];
 
 struct AlignedDelete {
@@ -117,7 +117,7 @@ struct Worker {
         lane(mine),
         handoff(all),
         x(make_floats(size_t(kPassRows) * kMaxCols)),
-        quantised(make_floats(kFormats ? size_t(kPassRows) * divide_up(kMaxCols, kUnit) * kUnitBytes / sizeof(float) : 0)) {}
+        units(make_floats(kFormats ? size_t(kPassRows) * divide_up(kMaxCols, kUnit) * kUnitBytes / sizeof(float) : 0)) {}
 
   void beat() { handoff.pulse(id).beat(); }
   // Counts what the worker has written to the mailbox in a stage of the pass.
@@ -136,7 +136,7 @@ struct Worker {
   Lane& lane;
   Handoff& handoff;
   Floats x;                    // the prepared input of a projection, in the layout of prepare.hpp
-  Floats quantised;            // the same as integers, in units of quantise.hpp, where the matrix is a low-bit one
+  Floats units;                // the same in units of quantise.hpp or fp8.hpp, where the matrix is a low-bit one
   uint64_t sent[kStages_] = {};  // the count of Handoff::send() at each stage of this pass
 };
 

@@ -219,7 +219,7 @@ class Consumer {
     const StageTiles tiles{s, layer, own.tiles, (own.first_tile * P::kTileRows) >> (P::kOutput == Output::kGate)};
     // Orders this pass's stores to the cache before what this worker publishes next: a worker that sees the latter sees the new keys and values.
     if (kHead) ptx::fence();
-    if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && P::kNorm != kNone && !P::kContinues)
+    if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && kIsPrepared<P> && !P::kContinues)
       if (!kHead || monolane_launch.request.all_logits) prepare_shared<P>(layer, now);
     uint64_t best = 0;
     if (own.tiles || !P::kEndsStage) {  // without tiles, the input is prepared for the projections that continue the stage
@@ -294,8 +294,8 @@ class Consumer {
     return prepare_words<P>(layer, step_ - 1);
   }
 
-  // All rows of a prefill pass. The input lies in shared memory if it fits. Otherwise it is read from global memory: normalised by prepare_shared(),
-  // or as the stage before has left it where the projection has no norm.
+  // All rows of a prefill pass. The input lies in shared memory if it fits. Otherwise it is read from global memory: prepared by
+  // prepare_shared(), or as the stage before has left it where the projection has neither a norm nor an order.
   template <class P>
   MONOLANE_DEVICE void project_prefill(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor) {
     constexpr bool kStaged = kPaddedCols<P> <= kPrefillCols, kNorm = P::kNorm != kNone;
@@ -317,7 +317,7 @@ class Consumer {
       return 1.0f;
     };
     uint64_t unused = 0;
-    const uint16_t* x = kStaged ? shared::prefill_x() : kNorm ? buffers().prefill_normed : plain;
+    const uint16_t* x = kStaged ? shared::prefill_x() : kIsPrepared<P> ? buffers().prefill_normed : plain;
     const auto finish_row = [&](int local, int row, float first, float second, float) {
       const float scale = kNorm ? shared::reduce()[row] : 1.0f;
       finish<true, P>(tiles, now, local, row, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), unused);
@@ -325,7 +325,7 @@ class Consumer {
     project<true, P, kPassRows, kStaged>(tiles.count, cursor, x, kStaged ? kPrefillStride : kStride, now.rows, prepare, finish_row);
   }
 
-  // Prepares the normalised input of a prefill pass in global memory, where it does not fit shared memory: each row by one worker, for all workers of
+  // Prepares the input of a prefill pass in global memory, where it does not fit shared memory: each row by one worker, for all workers of
   // the lane. All of them call it, with or without tiles of their own, because it has a barrier. The norm factors of all rows go to shared::reduce().
   template <class P>
   MONOLANE_DEVICE void prepare_shared(int layer, const Pass& now) {

@@ -4,7 +4,8 @@
 //     kBits, kZero               of a code
 //     kHasTable, kTable0 to 3    whether codes are looked up, and the 16 values of the table, signed, four in a word
 //     kScaling                   what its scales are
-//     kScaleBytes, kPerBlock     bytes of the scales of a row and group; fp16 numbers of a row and super-block
+//     kScaleBytes, kBlockBytes   bytes of the scales of a row and group, and of a row and super-block
+//     kIsInteger                 whether codes are integers; fp8.cuh multiplies the others
 //
 // A fragment of such a matrix is a super-block of a tile: 8 rows x 256 columns, the 8 groups j = 0 to 7. Thread 4g + t of a warp has the codes of row g,
 // columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of every group, and the scales of group g for rows 2t and 2t + 1.
@@ -30,7 +31,7 @@ struct BlockPlace {
   static constexpr int high(int groups) { return groups * kRows * kCodeBytes; }
   static constexpr int scales(int groups) { return high(groups) + divide_up(groups, kHalfGroups) * kRows * kHighBytes; }
   static constexpr int blocks(int groups) { return scales(groups) + groups * kRows * F::kScaleBytes; }
-  static constexpr int end(int groups) { return blocks(groups) + kRows * 2 * F::kPerBlock; }
+  static constexpr int end(int groups) { return blocks(groups) + kRows * F::kBlockBytes; }
 };
 
 MONOLANE_DEVICE uint32_t word_of(const Word4& words, int i) { return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w; }
@@ -57,12 +58,12 @@ struct LowBitFragment {
   using Place = BlockPlace<F, kTileRows>;
   static constexpr int kPlanes = F::kBits == 8 ? 2 : 1;  // words of codes of a group
   static constexpr int kHighWords = F::kBits == 8 ? 0 : F::kBits - 4;  // of 4 groups
-  static constexpr int kScaleWords = F::kScaleBytes / 2;
+  static constexpr int kScaleWords = F::kScaleBytes / 2, kBlockWords = F::kBlockBytes / 2;  // of two rows
 
   Word4 codes[2][kPlanes];           // of 4 groups each, a word for each
   uint32_t high[2 * kHighWords + 1];  // [4 groups][word]; the last element is not used, nor are the last ones of the next two
   uint32_t scales[kScaleWords + 1];   // of rows 2t and 2t + 1
-  uint32_t blocks[F::kPerBlock + 1];
+  uint32_t blocks[kBlockWords + 1];
 
   // Loads it; returns a value that depends on everything loaded.
   MONOLANE_DEVICE uint32_t load(const char* from, int lane_index) {
@@ -74,7 +75,7 @@ struct LowBitFragment {
     }
     loaded ^= words<2 * kHighWords>(high, from + Place::high(kBlockGroups), lane_index);
     loaded ^= words<kScaleWords>(scales, from + Place::scales(kBlockGroups), lane_index);
-    return loaded ^ words<F::kPerBlock>(blocks, from + Place::blocks(kBlockGroups), lane_index % 4);
+    return loaded ^ words<kBlockWords>(blocks, from + Place::blocks(kBlockGroups), lane_index % 4);
   }
 
   // The codes of the first and of the last 16 columns of group j, four in a word: signed values where there is a table, else as they are.
@@ -145,7 +146,7 @@ struct Scales {
 // The numbers of row 2t + `which` among those of rows 2t and 2t + 1.
 template <class F>
 MONOLANE_DEVICE Scales<F> scales_of(const LowBitFragment<F>& weights, int which) {
-  constexpr bool kPacked = F::kScaleBytes == 2, kPackedBlocks = F::kPerBlock < 2;
+  constexpr bool kPacked = F::kScaleBytes == 2, kPackedBlocks = F::kBlockBytes < 4;
   return {kPacked ? weights.scales[0] >> 16 * which : weights.scales[which], kPackedBlocks ? weights.blocks[0] >> 16 * which : weights.blocks[which]};
 }
 
@@ -204,8 +205,8 @@ MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F>& weights, int lane
   const int row = lane_index / 4, which = row % 2;  // of the weights: B's column
   // The numbers of row g are in the threads that have rows 2t and 2t + 1, where t = g / 2.
   uint32_t block = 0;
-  if constexpr (F::kPerBlock == 1) block = ptx::shuffle(weights.blocks[0], row / 2) >> 16 * which;
-  if constexpr (F::kPerBlock == 2) {
+  if constexpr (F::kBlockBytes == 2) block = ptx::shuffle(weights.blocks[0], row / 2) >> 16 * which;
+  if constexpr (F::kBlockBytes == 4) {
     const uint32_t even = ptx::shuffle(weights.blocks[0], row / 2), odd = ptx::shuffle(weights.blocks[1], row / 2);
     block = which ? odd : even;
   }
@@ -239,6 +240,9 @@ MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F>& weights, int lane
   }
 }
 
+// The value of an E4M3 code: an fp16 number with a bias of 7 instead of 15.
+MONOLANE_DEVICE float float_of_code(uint32_t code) { return ptx::half_to_float((code & 0x80u) << 8 | (code & 0x7fu) << 7) * 256.0f; }
+
 // Four consecutive weights of a row, from column k on, a multiple of 4: of the embedding. `tile`: the bytes of a tile of kRows rows with kCols columns,
 // of which the last super-block may be short. Rows of a table begin at even addresses.
 template <class F, int kRows, int kCols>
@@ -263,13 +267,19 @@ MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v
     const int halves = divide_up(groups, kHalfGroups);
     codes |= high_bits<F::kBits>(word(Place::high(groups) + (((row * 4 + c) * halves + part) * kWords + half * (kWords - 1)) * 4), group % kHalfGroups, half);
   }
+  if constexpr (!F::kIsInteger) {
+    const float scale = ptx::float_of(word(Place::blocks(groups) + row * F::kBlockBytes + 4 * part));
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = scale * float_of_code(codes >> 8 * i & 0xffu);
+    return;
+  }
   if constexpr (F::kHasTable) codes = looked_up<F>(codes) ^ 0x80808080u;
-  const int numbers_at = Place::scales(groups) + (group * kRows + row) * F::kScaleBytes, block_at = Place::blocks(groups) + row * 2 * F::kPerBlock;
+  const int numbers_at = Place::scales(groups) + (group * kRows + row) * F::kScaleBytes, block_at = Place::blocks(groups) + row * F::kBlockBytes;
   uint32_t numbers, of_block = 0;
   if constexpr (F::kScaleBytes == 2) numbers = number(numbers_at);
   if constexpr (F::kScaleBytes == 4) numbers = word(numbers_at);
-  if constexpr (F::kPerBlock == 1) of_block = number(block_at);
-  if constexpr (F::kPerBlock == 2) of_block = word(block_at);
+  if constexpr (F::kBlockBytes == 2) of_block = number(block_at);
+  if constexpr (F::kBlockBytes == 4) of_block = word(block_at);
   const Scales<F> own(numbers, of_block);
 #pragma unroll
   for (int i = 0; i < 4; i++) v[i] = widened<F>(codes, i, own, half);

@@ -1,5 +1,5 @@
-// Prepares the input of a projection: the vector x that the weights are multiplied with, one for each row of the pass, in bf16 or, for low-bit weights in
-// a decode pass, in integers. The consumer warps of every worker prepare the whole input for their own worker.
+// Prepares the input of a projection: the vector x that the weights are multiplied with, one for each row of the pass, in bf16 or, for weights that are
+// integers in a decode pass, in integers. The consumer warps of every worker prepare the whole input for their own worker.
 //
 // The source is one of: tagged words of a decode pass, plain bf16 activations of a prefill pass in global memory, or the embedding of a token (first
 // layer). attend.cuh adds a fourth: partial outputs of splits. The result lies in shared memory, in the layout of input_index(), or in global memory
@@ -8,7 +8,7 @@
 // Where the projection has an RMS norm, x is multiplied here by the weights of the norm, column by column. The factor 1 / rms is one number for each
 // row of the pass, so it is applied later, to the sums: the functions here return a thread's sum of squares, from which norm_scale() computes it.
 #pragma once
-#include "lowbit.cuh"
+#include "fp8.cuh"
 
 namespace monolane {
 
@@ -50,6 +50,14 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
   for (int i = 0; i < 4; i++) v[i] = k + i < kHidden ? bf16_to_float(from[i]) : 0.0f;
 }
 
+// The bits of one element of a token's embedding.
+template <class F>
+MONOLANE_NOINLINE uint32_t embedding_element(int32_t token, int k) {
+  float v[4];
+  embedding(token, k & ~3, v);
+  return ptx::bits_of(k & 2 ? (k & 1 ? v[3] : v[2]) : (k & 1 ? v[1] : v[0]));
+}
+
 // In shared memory an input lies as an MMA A operand: the 16 bytes that one thread loads are its registers a0 a1 a2 a3 of mma.m16n8k16, so a decode
 // pass moves no register between load and MMA. a0 and a2 belong to rows 0-7 of A, a1 and a3 to rows 8-15.
 //
@@ -69,7 +77,12 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
 //     word in memory   p0    q0    p1    q1                p2    q2    p3    q3
 //     A register       a0    a1    a2    a3                a0    a1    a2    a3
 //
-// Low-bit weights: thread t has columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of a group of 32, of which it loads the input as 16 bytes. With 16 rows
+// FP8 weights: thread t has columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of a group of 32, four codes in a word, of which each is a B operand:
+//
+//     A register       a0                 a1                      a2                      a3
+//     columns          4t, 4t + 1         16 + 4t, 17 + 4t        4t + 2, 4t + 3          18 + 4t, 19 + 4t
+//
+// Other low-bit weights: thread t has columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of a group of 32, of which it loads the input as 16 bytes. With 16 rows
 // these are the eight columns in bf16. With 1 row they are the A operand of mma.m16n8k32 for 8-bit integers, with the high parts of the 15-bit integers
 // in one row of A and the low parts in another one:
 //
@@ -81,12 +94,12 @@ MONOLANE_DEVICE void embedding(int32_t token, int k, float (&v)[4]) {
 // last 16 of them, which zero points and minimums of the weights are multiplied with.
 //
 // Returns the index, in elements of bf16, of columns k and k + 1, where k is a multiple of 4. Columns k + 2 and k + 3 lie 4 elements further, or 2 where
-// weights are low-bit. kIntegers: 1 row of low-bit weights, where the high parts of four columns lie in the place of two, and the low parts behind them.
+// weights are integers. kIntegers: 1 row of such weights, where the high parts of four columns lie in the place of two, and the low parts behind them.
 constexpr int kBlockElements = kBlockCols + kBlockGroups * 8;  // of a super-block of integers, with what lies behind it, in elements of bf16
 template <class P, bool kIntegers = false>
 MONOLANE_DEVICE int input_index(int k) {
   if constexpr (P::Format::kIsLowBit)
-    return k / kGroupCols * kGroupCols + k % 16 / 4 * 8 + k % kGroupCols / 16 * 4 + (kIntegers ? k / kBlockCols * (kBlockElements - kBlockCols) : 0);
+    return k / kGroupCols * kGroupCols + k % 16 / 4 * 8 + k % kGroupCols / 16 * (P::Format::kIsInteger ? 4 : 2) + (kIntegers ? k / kBlockCols * (kBlockElements - kBlockCols) : 0);
   if constexpr (P::kFragmentCols == kKBlock) return k / 8 * 8 + k % 8 / 4 * 2;
   return k / (2 * kKBlock) * (2 * kKBlock) + k % 8 / 4 * kKBlock + k % kKBlock / 8 * 8 + k / kKBlock % 2 * 2;
 }
@@ -95,7 +108,7 @@ MONOLANE_DEVICE int input_index(int k) {
 enum class To { kShared, kIntegers, kGlobal };
 // The input of 1 row.
 template <class P>
-constexpr To kOneRow = P::Format::kIsLowBit ? To::kIntegers : To::kShared;
+constexpr To kOneRow = P::Format::kIsInteger ? To::kIntegers : To::kShared;
 
 // Stores four columns as integers at `x`, and what belongs to their group at `about`. The 8 threads of a group call it together. The scale of a group is
 // its largest magnitude / 16256; program/activations.py says the same.
@@ -136,7 +149,7 @@ MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint1
   } else {
     uint32_t* words = reinterpret_cast<uint32_t*>(x);
     words[0] = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
-    words[kTo == To::kShared && !P::Format::kIsLowBit ? 2 : 1] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
+    words[kTo == To::kShared && !P::Format::kIsInteger ? 2 : 1] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
   }
   return (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
 }
@@ -144,6 +157,29 @@ MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint1
 template <class P>
 MONOLANE_DEVICE const float* norm_weights(int layer) {
   return buffers().constants + P::kNorm + layer * kConstantsPerLayer;
+}
+
+// Whether an input is more than a copy of what the stage before has left.
+template <class P>
+constexpr bool kIsPrepared = P::kNorm != kNone || P::kOrder != kNone;
+
+// The elements of the buffer behind columns k to k + 3 of the matrix, which may have its columns in an order of its own. k is less than P::kCols: an
+// ordered matrix has whole groups.
+template <class P>
+MONOLANE_DEVICE Word4 elements_of(int layer, int k) {
+  const uint32_t first = static_cast<uint32_t>(k);
+  if constexpr (P::kOrder == kNone) {
+    return {first, first + 1, first + 2, first + 3};
+  } else {
+    static_assert(P::kCols % 4 == 0, "four columns have four elements");
+    const float* order = buffers().constants + P::kOrder + layer * kConstantsPerLayer + k;
+    return {static_cast<uint32_t>(order[0]), static_cast<uint32_t>(order[1]), static_cast<uint32_t>(order[2]), static_cast<uint32_t>(order[3])};
+  }
+}
+// Four values, each from `get(element)`.
+template <class Get>
+MONOLANE_DEVICE Word4 gather(const Word4& elements, Get get) {
+  return {get(elements.x), get(elements.y), get(elements.z), get(elements.w)};
 }
 
 // The columns of an input, padded to whole fragments; to whole super-blocks where any matrix of the model is low-bit.
@@ -174,7 +210,12 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
     for (int j = 0; j < kBurst; j++) {
       const int from = first + j * kStride;  // column of thread 0: a compile-time constant, so that most bounds checks vanish
       weight[j] = {kOne, kOne, kOne, kOne};
-      if (kNorm && (from + kStride <= kCols || from + thread * 4 < kCols)) weight[j] = *reinterpret_cast<const Word4*>(weights + from);
+      if (kNorm && (from + kStride <= kCols || from + thread * 4 < kCols)) {
+        if constexpr (P::kOrder == kNone)
+          weight[j] = *reinterpret_cast<const Word4*>(weights + from);
+        else
+          weight[j] = gather(elements_of<P>(layer, from + thread * 4), [&](uint32_t i) { return ptx::bits_of(weights[static_cast<int>(i) - thread * 4]); });
+      }
     }
     fetch(base, v);
 #pragma unroll
@@ -197,7 +238,7 @@ constexpr int kBurstOf = divide_up(kFours<P, kThreadCount>, divide_up(kFours<P, 
 // Whether shuffles follow the polling of an input, for a norm's sum of squares or a group's largest value: then the threads of a warp leave the loop
 // together (see all_ready).
 template <class P>
-constexpr bool kShuffles = P::kNorm != kNone || P::Format::kIsLowBit;
+constexpr bool kShuffles = P::kNorm != kNone || P::Format::kIsInteger;
 
 // The input of a decode pass: polls the tagged words of the stage before until all of a thread's words have the tag `step`.
 template <class P>
@@ -206,14 +247,22 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
   return prepare_with<P, kConsumers, kBurst, kOneRow<P>>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
-    Word4 four[kBurst];
+    Word4 four[kBurst], from[kBurst];
+#pragma unroll
+    for (int j = 0; j < kBurst; j++)
+      if (P::kOrder != kNone && base + j * kStride < kCols) from[j] = elements_of<P>(layer, base + j * kStride);
     for (;;) {
       uint32_t wrong = 0;
 #pragma unroll
       for (int j = 0; j < kBurst; j++) {
         const int k = base + j * kStride;
         four[j] = {blank, blank, blank, blank};
-        if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));  // buffers are padded to whole fragments
+        if (k < kCols) {  // buffers are padded to whole fragments
+          if constexpr (P::kOrder == kNone)
+            four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));
+          else
+            four[j] = gather(from[j], [&](uint32_t i) { return ptx::load_relaxed(words + i); });
+        }
         if (kCols % 4 && k + 4 > kCols) {
           if (k + 1 >= kCols) four[j].y = blank;
           if (k + 2 >= kCols) four[j].z = blank;
@@ -237,7 +286,13 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
 template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token, uint16_t* x, int thread) {
   return prepare_with<P, kThreadCount, 1, kTo>(layer, x, thread, [&](int k, float (&v)[1][4]) {
-    if (k < kHidden) embedding(token, k, v[0]);
+    if (k >= kHidden) return;
+    if constexpr (P::kOrder == kNone)
+      embedding(token, k, v[0]);
+    else {
+      const Word4 four = gather(elements_of<P>(layer, k), [&](uint32_t i) { return embedding_element<EmbeddingFormat>(token, static_cast<int>(i)); });
+      v[0][0] = ptx::float_of(four.x), v[0][1] = ptx::float_of(four.y), v[0][2] = ptx::float_of(four.z), v[0][3] = ptx::float_of(four.w);
+    }
   });
 }
 
@@ -283,7 +338,16 @@ MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* 
     for (int j = 0; j < kBurst; j++) {
       const int k = base + j * kThreadCount * 4;
       four[j] = 0;
-      if (k < kCols) four[j] = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));  // bypasses L1: other thread blocks wrote it
+      if (k < kCols) {  // loads bypass L1: other thread blocks wrote it
+        if constexpr (P::kOrder == kNone) {
+          four[j] = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(plain + k));
+        } else {
+          const Word4 each = gather(elements_of<P>(layer, k), [&](uint32_t i) {
+            return ptx::load_relaxed(reinterpret_cast<const uint32_t*>(plain + i / 2 * 2)) >> i % 2 * 16 & 0xffffu;
+          });
+          four[j] = each.x | each.y << 16 | static_cast<uint64_t>(each.z | each.w << 16) << 32;
+        }
+      }
     }
 #pragma unroll
     for (int j = 0; j < kBurst; j++)

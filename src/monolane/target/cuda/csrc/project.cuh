@@ -19,7 +19,7 @@
 //     16 rows, whole tile   row r: row r of the pass                                     all
 //     16 rows, half tile    row r: row r of the pass, one k-block in each MMA            first k-block: columns 0-3; second: columns 4-7
 //
-// Low-bit weights have fragments of 8 rows x 256 columns; lowbit.cuh shows how they are multiplied. All else is the same.
+// Low-bit weights have fragments of 8 rows x 256 columns; lowbit.cuh and fp8.cuh show how they are multiplied. All else is the same.
 //
 // The rest of C is ignored and costs nothing. With 1 row all rows of the same half of A are equal; 16 bytes of the input as they lie in shared memory
 // are an A operand (see input_index). The sum of an output row of a half tile is the sum of two columns of C.
@@ -48,7 +48,7 @@ struct WarpgroupShare {
   static constexpr int kTileWarps = kWarpgroupWarps / lesser(kChunkTiles, kWarpgroupWarps), kTeams = kWarpgroupWarps / kTileWarps;
   static constexpr int kTeamTiles = kChunkTiles / kTeams, kWarpShares = divide_up(kShares, kTileWarps);
   static_assert(kTeamTiles * kTeams == kChunkTiles, "every team has as many tiles");
-  static constexpr bool kIsLowBit = P::Format::kIsLowBit;
+  static constexpr bool kIsLowBit = P::Format::kIsLowBit, kIsInteger = P::Format::kIsInteger, kIsFp8 = kIsLowBit && !kIsInteger;
   static constexpr int kFragments = P::kFragments, kChunks = P::kChunks, kChunkFragments = P::kChunkFragments, kFragmentBytes = P::kFragmentBytes;
   static constexpr int kKBlocks = kIsLowBit ? 1 : P::kFragmentCols / kKBlock;  // of a fragment of bf16: 1, or 2 in half tiles
   static constexpr bool kWholeTiles = kChunks == 1;
@@ -73,7 +73,7 @@ struct WarpgroupShare {
 // --- 1 row ---
 
 // A warp's A operands for its fragments [kFirst, kFirst + kCount) of a chunk: one per k-block.
-template <class S, int kFirst, int kCount, bool kIsLowBit = S::kIsLowBit>
+template <class S, int kFirst, int kCount, bool kIsInteger = S::kIsInteger, bool kIsFp8 = S::kIsFp8>
 struct DecodeInputs {
   Word4 values[kCount * S::kKBlocks];
 
@@ -102,10 +102,10 @@ struct DecodeInputs {
   }
 };
 
-// The same for low-bit weights: integers of the thread's own group of each super-block, and what belongs to the group. The sums of the thread's group
+// The same for integers: those of the thread's own group of each super-block, and what belongs to the group. The sums of the thread's group
 // and of rows 2t and 2t + 1 are in sums[0][0..1].
 template <class S, int kFirst, int kCount>
-struct DecodeInputs<S, kFirst, kCount, true> {
+struct DecodeInputs<S, kFirst, kCount, true, false> {
   Word4 values[kCount], about[kCount];
 
   MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
@@ -126,11 +126,35 @@ struct DecodeInputs<S, kFirst, kCount, true> {
   }
 };
 
+// The same for FP8: an A operand for each group. The sums of rows 2t and 2t + 1 are in sums[0][0..1].
+template <class S, int kFirst, int kCount>
+struct DecodeInputs<S, kFirst, kCount, false, true> {
+  Word4 values[kCount][kBlockGroups];
+
+  MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
+#pragma unroll
+    for (int i = 0; i < kCount; i++)
+#pragma unroll
+      for (int j = 0; j < kBlockGroups; j++) {
+        values[i][j] = {0, 0, 0, 0};
+        if (S::has(kFirst + i, fragments, warp))
+          values[i][j] = *reinterpret_cast<const Word4*>(from + (kFirst + i) * kWarpgroupWarps * kBlockCols + j * kGroupCols);
+      }
+  }
+
+  template <class Weights>
+  MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, float (&sums)[4][4]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; i++)
+      if (S::has(kFirst + i, fragments, warp)) multiply_fp8(weights[kFirst + i], values[i], sums[0]);
+  }
+};
+
 // Multiplies a warp's fragments of a chunk, from kFirst on, with inputs that are loaded from shared memory for this chunk, 8 operands at a time, or 2 of
-// low-bit weights.
+// integers.
 template <class S, int kFirst, class Weights>
 MONOLANE_DEVICE void multiply_one(const Weights& weights, const uint16_t* from, int fragments, int warp, float (&sums)[4][4]) {
-  constexpr int kTogether = S::kIsLowBit ? 2 : 8 / S::kKBlocks, kCount = lesser(kTogether, S::kWarpFragments - kFirst);
+  constexpr int kTogether = S::kIsFp8 ? 1 : S::kIsInteger ? 2 : 8 / S::kKBlocks, kCount = lesser(kTogether, S::kWarpFragments - kFirst);
   DecodeInputs<S, kFirst, kCount> inputs;
   inputs.load(from, fragments, warp);
   inputs.multiply(weights, fragments, warp, sums);
@@ -205,7 +229,10 @@ MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[S::kWarpFragments], 
 template <class S, bool kStaged, class Weights>
 MONOLANE_DEVICE void multiply_low_bit(const Weights& weights, const uint16_t* from, int stride, int fragments, int warp, float (&sums)[4][4]) {
   const auto words = [](const uint16_t* p) -> Word4 {
-    if constexpr (kStaged) return *reinterpret_cast<const Word4*>(p);
+    if constexpr (kStaged) {
+      const Word4 four = *reinterpret_cast<const Word4*>(p);
+      return S::kIsFp8 ? Word4{four.x, four.z, four.y, four.w} : four;  // the columns in order
+    }
     const uint64_t first = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(p)), last = ptx::load_relaxed(reinterpret_cast<const uint64_t*>(p + 16));
     return {static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32), static_cast<uint32_t>(last), static_cast<uint32_t>(last >> 32)};
   };
@@ -213,10 +240,14 @@ MONOLANE_DEVICE void multiply_low_bit(const Weights& weights, const uint16_t* fr
   for (int i = 0; i < S::kWarpFragments; i++) {
     if (!S::has(i, fragments, warp)) continue;
     const uint16_t* at = from + i * kWarpgroupWarps * kBlockCols;
-    multiply_widened(weights[i], lane_id(), sums, [&](int group, Word4& upper, Word4& lower) {
+    const auto inputs = [&](int group, Word4& upper, Word4& lower) {
       upper = words(at + group * kGroupCols);
       lower = words(at + group * kGroupCols + 8 * stride);
-    });
+    };
+    if constexpr (S::kIsFp8)
+      multiply_fp8_rows(weights[i], sums[0], inputs);
+    else
+      multiply_widened(weights[i], lane_id(), sums, inputs);
   }
 }
 
@@ -264,12 +295,12 @@ MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], 
     }
     store(row * kMmaCols + column, total[0]), store(row * kMmaCols + column + 1, total[1]);
     store((row + 8) * kMmaCols + column, total[2]), store((row + 8) * kMmaCols + column + 1, total[3]);
-  } else if (S::kIsLowBit) {  // a sum for each group of a super-block
+  } else if (S::kIsLowBit) {  // of integers, a sum for each group of a super-block
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       float total = sums[0][i];
 #pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) total += ptx::shuffle_xor(total, mask);
+      for (int mask = S::kIsInteger ? 4 : 32; mask < 32; mask *= 2) total += ptx::shuffle_xor(total, mask);
       if (row == 0) store(column + i, total);
     }
   } else {
@@ -340,14 +371,14 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   static_assert(kTiles == 1 || (S::kWholeTiles && kBatch % kTiles == 0), "a chunk of several tiles has whole ones, and lies in one batch");
   // Inputs stay in registers where all chunks of this warpgroup have the same input (1 row), or where they would come from L2 (16 rows; those of a
   // super-block are too many).
-  constexpr bool kLowBit = P::Format::kIsLowBit;
+  constexpr bool kLowBit = P::Format::kIsLowBit, kIntegers = P::Format::kIsInteger && kInputRows == 1;
   constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged && !kLowBit : S::kOwnChunks == 1;
   // Of the input, in elements: of a fragment; of a chunk; and between those of two neighbouring threads. A thread has its own group of each super-block
   // in integers (1 row), else a part of every group.
-  constexpr int kInputStep = kLowBit && kInputRows == 1 ? kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
+  constexpr int kInputStep = kIntegers ? kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
   constexpr int kThreadStep = kLowBit && !kStaged ? 4 : 8;
   const int lane_index = lane_id(), warp = warp_id() % S::kTileWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
-  const int thread_place = kLowBit && kInputRows == 1 ? lane_index : lane_index % 4;
+  const int thread_place = kIntegers ? lane_index : lane_index % 4;
   const uint16_t* thread_x = x + (kInputRows > 1 ? lane_index / 4 * stride : 0) + thread_place * kThreadStep + warp * kInputStep + part * kChunkStep;
   const int team = kTiles > 1 ? warp_id() % kWarpgroupWarps / S::kTileWarps : 0;
   const int chunks = kTiles > 1 ? divide_up(tiles, kTiles) : tiles * S::kChunks;

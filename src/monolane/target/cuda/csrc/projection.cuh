@@ -18,7 +18,7 @@ struct InFlightLimits {
 // Members of each specialization:
 //   kIndex                   its place among the projections of a layer; the head comes last
 //   kVariants                number of variants
-//   Format                   Bf16, or the type of a low-bit format (lowbit.cuh)
+//   Format                   Bf16, or the type of a low-bit format (lowbit.cuh, fp8.cuh)
 //   kIsHead                  whether it is the output head
 //   kStage, kFirst           index of its stage, and of its segment on the tapes, in the first layer
 //   kContinues, kEndsStage   whether it continues the stage of the projection before, with the same input; whether none continues its own
@@ -35,6 +35,7 @@ struct InFlightLimits {
 //   kOutput                  what happens to a row's sum
 //   kMergesSplits            whether its input is the output of attention, which may still be split
 //   kNorm, kBias             offsets of the first layer's norm weights and biases among the constants, or kNone
+//   kOrder                   offset of the first layer's order of columns, where the matrix is ordered, or kNone
 //   kEps                     of the norm
 //   kReads, kWrites          buffers
 //   kFirstRow                of its output, in the buffer that it writes
@@ -43,7 +44,7 @@ template <int kIndex, int kVariant = 0>
 struct Projection;
 
 struct Bf16 {
-  static constexpr bool kIsLowBit = false;
+  static constexpr bool kIsLowBit = false, kIsInteger = false;
 };
 
 }  // namespace monolane
