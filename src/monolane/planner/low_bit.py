@@ -14,7 +14,7 @@ from monolane.planner.parts import Part
 from monolane.planner.precision import LAYER_PARTS, PUBLISHED, Precision
 from monolane.planner.shape import Layer, Shape
 
-NAMES = (*precision.FORMATS, *KINDS, *MIXTURES)
+NAMES = tuple(dict.fromkeys((*precision.FORMATS, *KINDS, *MIXTURES)))
 _OUTSIDE = (Part.HEAD, Part.EMBEDDING)
 _USUAL, _BETTER = MATRIX_FORMATS["u4k32"], MATRIX_FORMATS["i6k16"]  # Q4_K and Q6_K
 

