@@ -23,7 +23,7 @@ from monolane.serve.protocol import StreamOptions
 from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
 from monolane.serve.token_json import TokenJson
-from monolane.serve.tools import parser_for
+from monolane.serve.tool_parser import parser_for
 from monolane.target.base import Token
 
 MODEL = fake_model()
@@ -38,7 +38,7 @@ PIECES = st.sampled_from(
 
 
 def dialect(name: str, tools: bool) -> Dialect:
-    parser = parser_for("hermes", ["f"] if tools else [], parallel=True)
+    parser = parser_for(["f"] if tools else [], parallel=True)
     match name:
         case "chat":
             return ChatDialect("m", TOKENS, ANSWER, parser, StreamOptions(include_usage=True))

@@ -22,6 +22,7 @@ from monolane.engine.scheduler import Scheduler
 from monolane.engine.state import Counters, EngineState, Status, TargetInfo
 from monolane.engine.supervisor import Supervisor
 from monolane.errors import EngineFailedError, NotReadyError, UsageError
+from monolane.model.chat import Rendering
 
 if TYPE_CHECKING:
     from monolane.model.load import Model
@@ -171,10 +172,12 @@ class AsyncEngine:
 
     # Tokenizing a long text takes a while, so these work in a thread: the event loop goes on sending other answers.
 
-    async def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
+    async def chat_tokens(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), how: Rendering | None = None
+    ) -> list[int]:
         tokenizer, target = self.loaded()
         check_length([messages, tools], target.context)
-        return await self.in_thread(lambda: tokenizer.chat_tokens(messages, tools))
+        return await self.in_thread(lambda: tokenizer.chat_tokens(messages, tools, how))
 
     async def text_tokens(self, text: str, special: bool = True) -> list[int]:
         tokenizer, target = self.loaded()

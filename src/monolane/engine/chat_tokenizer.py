@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from monolane.engine.params import check_token_ids
-from monolane.errors import UsageError
+from monolane.errors import ContextLengthError, UsageError
+from monolane.model.chat import ChatTemplate, Rendering
 
 if TYPE_CHECKING:
-    from monolane.model.chat import ChatTemplate
     from monolane.model.load import Model
 
 Message = Mapping[str, object]
@@ -36,16 +36,20 @@ class ChatTokenizer:
         """A model without a chat template continues text, and nothing else."""
         return self._model.chat is not None
 
-    def rendered(self, messages: Sequence[Message], tools: Sequence[Message] = (), cut: str = "") -> str:
+    def rendered(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), how: Rendering | None = None, cut: str = ""
+    ) -> str:
         """A conversation as the chat template renders it, up to where the answer begins. ``cut`` is put between the
         characters of control tokens in the messages."""
-        template = chat_template(self._model)
-        return template.render(messages, tools=tools or None, protect=lambda plain: self._split(plain, cut))
+        template, how = chat_template(self._model), how or Rendering()
+        return template.render(messages, tools=tools or None, how=how, protect=lambda plain: self._split(plain, cut))
 
-    def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
-        """The prompt for an answer to the last of ``messages``."""
+    def chat_tokens(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), how: Rendering | None = None
+    ) -> list[int]:
+        """The prompt for an answer to the last of ``messages``, or for the rest of it, where it is the assistant's."""
         cut = secrets.token_hex(16)  # random, so that no message can contain it
-        pieces = self.rendered(messages, tools, cut).split(cut)
+        pieces = self.rendered(messages, tools, how, cut).split(cut)
         # The template has rendered the special tokens; the tokenizer must add none.
         return [token for piece in pieces for token in self.text_tokens(piece, special=False)]
 
@@ -96,7 +100,8 @@ def chat_template(model: Model) -> ChatTemplate:
 def check_length(prompt: Any, context: int) -> None:
     """UsageError for a prompt, text or plain data, that is too long to be worth tokenizing."""
     if (chars := chars_in(prompt)) > MAX_CHARS_PER_TOKEN * context:
-        raise UsageError(f"The prompt has {chars} characters, and the context holds {context} tokens.", "Shorten it.")
+        text = f"The prompt has {chars} characters, and the context holds {context} tokens."
+        raise ContextLengthError(text, "Shorten it.", context, chars, "characters")
 
 
 def chars_in(value: Any) -> int:

@@ -13,7 +13,7 @@ from monolane.errors import UsageError
 from monolane.serve import metrics
 from monolane.serve.answering import respond
 from monolane.serve.chat_dialect import ChatDialect
-from monolane.serve.chat_request import ChatMessage, ChatRequest, Tool
+from monolane.serve.chat_request import ChatMessage, ChatRequest, RenderingFields, Tool
 from monolane.serve.completions import MAX_PROMPT_TOKENS, CompletionDialect, CompletionRequest
 from monolane.serve.messages_dialect import MessagesDialect
 from monolane.serve.messages_request import CountRequest, MessagesRequest
@@ -23,7 +23,7 @@ from monolane.serve.responses_request import ResponsesRequest
 from monolane.serve.service import MAX_TOOLS, Service
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(RenderingFields):
     """A text, or a conversation."""
 
     model: str | None = None
@@ -47,9 +47,9 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)
-        answer, parser = await service.submit(body.task())
-        dialect = ChatDialect(service.model_id, service.token_json, answer, parser, body.stream_options)
-        return await respond(service, request, answer, dialect, body.stream)
+        sent = await service.submit(body.task())
+        dialect = ChatDialect(service.model_id, service.token_json, sent.answer, sent.parser, body.stream_options)
+        return await respond(service, request, sent.answer, dialect, body.stream, sent.warnings)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -61,18 +61,18 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         service.check_model(body.model)
-        answer, parser = await service.submit(body.task())
-        dialect = ResponsesDialect(service.model_id, body, parser)
-        return await respond(service, request, answer, dialect, body.stream)
+        sent = await service.submit(body.task())
+        dialect = ResponsesDialect(service.model_id, body, sent.parser)
+        return await respond(service, request, sent.answer, dialect, body.stream, sent.warnings)
 
 
 def _add_anthropic(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages", response_model=None)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         service.check_model(body.model)
-        answer, parser = await service.submit(body.task())
-        dialect = MessagesDialect(service.model_id, answer, parser)
-        return await respond(service, request, answer, dialect, body.stream)
+        sent = await service.submit(body.task())
+        dialect = MessagesDialect(service.model_id, sent.answer, sent.parser)
+        return await respond(service, request, sent.answer, dialect, body.stream, sent.warnings)
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountRequest) -> dict[str, int]:
@@ -88,7 +88,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             raise UsageError("Neither or both of prompt and messages are given.", "Give one of them.")
         if body.messages is not None:
             messages = [message.plain() for message in body.messages]
-            tokens = await service.engine.chat_tokens(messages, [tool.plain() for tool in body.tools])
+            tools = [tool.plain() for tool in body.tools]
+            tokens = await service.engine.chat_tokens(messages, tools, body.rendering())
         else:
             tokens = await service.engine.text_tokens(body.prompt or "", body.add_special_tokens)
         return {"count": len(tokens), "max_model_len": service.context, "tokens": tokens}
