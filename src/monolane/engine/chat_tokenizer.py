@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, object]
 
+# What comes before the text before the gap, before the text after it, and before what is to be filled in, by family.
+INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+
 MAX_CHARS_PER_TOKEN = 64  # on average over a prompt that fits its context; a longer text is refused untokenized
 
 
@@ -56,6 +64,28 @@ class ChatTokenizer:
     def text_tokens(self, text: str, special: bool = True) -> list[int]:
         """A text as it is, control tokens included. ``special`` adds the tokens that begin and end a text."""
         return self._model.tokenizer.encode(text, special=special)
+
+    def infill_tokens(self, before: str, after: str) -> list[int]:
+        """The prompt for what lies between two texts; UsageError where the model has no tokens for that."""
+        for words in INFILL:
+            ids = [self._model.tokenizer.token_id(word) for word in words]
+            if None not in ids:
+                pieces = [self.text_tokens(text, special=False) for text in (before, after, "")]
+                marked = [token for mark, piece in zip(ids, pieces, strict=True) for token in (mark, *piece)]
+                return [*self.text_tokens(""), *(token for token in marked if token is not None)]
+        raise UsageError(
+            f"suffix is given, and {self._model.name} has no tokens to fill in the middle.", "Leave it out."
+        )
+
+    def info(self) -> dict[str, Any]:
+        """What a tokenizer_config.json says, as far as clients that tokenize need it."""
+        chat = self._model.chat
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **self._model.tokenizer.special_tokens,
+            "vocab_size": self._model.tokenizer.vocab_size,
+            "chat_template": None if chat is None else chat.source,
+        }
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens, with control tokens by their names."""

@@ -53,7 +53,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """``special`` are variables that templates use: ``bos_token``, ``eos_token`` and so on."""
-        self._source = source
+        self.source = source
         self._special = dict(special)
         self._sandbox = Sandbox()
 
@@ -123,7 +123,7 @@ class ChatTemplate:
     @cached_property
     def _compiled(self) -> Template:
         try:
-            return self._sandbox.load(self._source)
+            return self._sandbox.load(self.source)
         except TemplateSyntaxError as error:
             raise ModelFileError(
                 f"The model's chat template is broken in line {error.lineno}: {str(error.message)[:_SHOWN]}",

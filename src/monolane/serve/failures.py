@@ -56,7 +56,8 @@ _WRONG = {
 
 
 class HttpError(Exception):
-    """An error response. ``for_anthropic`` is the message for clients of Anthropic's API, where they expect another."""
+    """An error response. ``for_anthropic`` is the message for clients of Anthropic's API, where they expect another.
+    ``closes``: the connection is closed."""
 
     def __init__(
         self,
@@ -67,10 +68,12 @@ class HttpError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
         for_anthropic: str | None = None,
+        closes: bool = False,
     ) -> None:
         super().__init__(message)
         self.status, self.kind, self.code, self.retry_after_s = status, kind, code, retry_after_s
         self.message = _sendable(message)
+        self.closes = closes or status in (408, 413)  # the rest of the request's body is not read
         self.for_anthropic = for_anthropic or self.message
         self.param = None if param is None else _sendable(param)
 
@@ -89,8 +92,10 @@ class HttpError(Exception):
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        if self.status in (408, 413):
-            headers["Connection"] = "close"  # the rest of the request's body is not read
+        if self.closes:
+            headers["Connection"] = "close"
+        if self.status == 501:
+            headers["X-Should-Retry"] = "false"  # OpenAI's and Anthropic's clients look for it
         body = self.anthropic_body() if path.startswith(MESSAGES_ROUTES) else self.body()
         return JSONResponse(body, self.status, headers)
 

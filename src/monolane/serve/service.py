@@ -73,9 +73,16 @@ class Submitted:
 class Service:
     """``ceiling`` gives the measured read bandwidth of the machine in bytes/s; None where it was not measured."""
 
-    def __init__(self, engine: AsyncEngine, model_id: str, ceiling: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        model_id: str,
+        ceiling: Callable[[], float | None] = lambda: None,
+        aliases: Sequence[str] = (),
+    ) -> None:
         self.engine = engine
         self.model_id = model_id
+        self.names = (model_id, *aliases)  # what clients may call the model
         self.created = int(time.time())  # seconds since 1970
         self.grammars = GrammarCompiler()
         self.ceiling = ceiling
@@ -95,7 +102,7 @@ class Service:
         return self._token_json
 
     def check_model(self, name: str | None) -> None:
-        if name not in (None, self.model_id):
+        if name is not None and name not in self.names:
             message = f"This server has no model {name!r}; it serves {self.model_id!r}."
             raise HttpError(404, message, param="model", code="model_not_found")
 
