@@ -420,23 +420,24 @@ class Aider(Program):
 
 
 class Guidellm(Program):
-    """A benchmark, with prompts of a file."""
+    """A benchmark with prompts of a file; it asks for whole answers, or, as it does unless told, for streams."""
 
-    def conversation(self, *options: str) -> None:
-        (self.folder / "data.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in (NAME, COUNT)))
+    def conversation(self, stream: str = "false") -> None:
+        data = self.folder / "data.jsonl"
+        rows = [{"prompt": text, "output_tokens_count": 16} for text in (NAME, COUNT)]
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         self.run(
-            "guidellm", "run", "--backend", f"kind=openai_http,target={self.url},model={self.model}", "--profile",
-            "kind=synchronous", "--constraint", "kind=max_requests,count=2", "--data",
-            f"kind=json_file,path={self.folder / 'data.jsonl'}", "--disable-console-interactive", *options,
-            HF_HUB_OFFLINE="1",
+            "guidellm", "run", "--backend", f"kind=openai_http,target={self.url},model={self.model},stream={stream}",
+            "--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=2", "--data",
+            f"kind=json_file,path={data}", "--disable-console-interactive", HF_HUB_OFFLINE="1",
         )  # fmt: skip
 
     def stream(self) -> None:
-        self.conversation()
+        self.conversation("true")
 
 
 class LmEval(Program):
-    """Answers through the chat API; the log likelihood of endings through the plain one, in place of a schema."""
+    """The log likelihood of endings, and a text that it has continued; it has no streams."""
 
     def conversation(self) -> None:
         from lm_eval.api.instance import Instance
