@@ -102,7 +102,7 @@ class CallParser:
                 parts += self._emit(len(self._held) if final else self._safe())
                 break
             before = len(self._held[: opening.start()].rstrip())
-            calls, end = self._read(opening, final)
+            calls, end = self._read(opening, final, cut)
             if calls:
                 parts += [*self._emit(before), *calls]
                 self._held, self._after_call = self._held[end - before :], True
@@ -136,14 +136,15 @@ class CallParser:
         tag = len(self._held) - _beginning_of(OPEN, self._held)
         return len(self._held[: min(tag, maybe.start() if maybe else tag)].rstrip())
 
-    def _read(self, opening: re.Match[str], final: bool) -> tuple[list[Call] | None, int]:
+    def _read(self, opening: re.Match[str], final: bool, cut: bool) -> tuple[list[Call] | None, int]:
         """The calls behind an opening, none where there is no call; None: it cannot be known yet. And their end."""
         tagged = opening[0].startswith(OPEN)
         text = self._held[opening.end() :]
         if not self._may_be_call(text, tagged):
             return [], 0
         if not tagged:
-            if (decoded := _decode(text)) is None:
+            decoded = _decode(text) or (_closed(text) if final and not cut else None)
+            if decoded is None:
                 return None, 0
             value, end = decoded
             calls = _calls_of(value)
@@ -153,6 +154,8 @@ class CallParser:
             return None, 0
         inside = text if close < 0 else text[:close]
         calls = _calls_in(inside)
+        if not calls and not (close < 0 and cut) and (decoded := _closed(inside)) is not None:
+            calls = _calls_of(decoded[0])
         return calls or (None if close < 0 else []), opening.end() + len(inside)
 
     def _may_be_call(self, text: str, tagged: bool) -> bool:
@@ -238,6 +241,13 @@ def _decode(text: str) -> tuple[Any, int] | None:
         end += len(text[end:]) - len(text[end:].lstrip())
         return (value, end + 1) if text.startswith("}", end) else None
     return value, end
+
+
+def _closed(text: str) -> tuple[Any, int] | None:
+    """The JSON value that a whole text is but for a brace or two at its end, which small models forget."""
+    text = text.rstrip()
+    found = [decoded for missing in ("}", "}}") if (decoded := _decode(text + missing)) and decoded[1] > len(text)]
+    return (found[0][0], len(text)) if found else None
 
 
 def _calls_in(text: str) -> list[Call]:
