@@ -9,7 +9,7 @@ SIGNS := /proc/driver/nvidia/version /dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.
 GPU := $(shell command -v nvidia-smi)$(wildcard $(SIGNS))
 INSTALLED := $(VENV)/.installed$(if $(GPU),-cuda)
 
-.PHONY: install serve test check bench report clean
+.PHONY: install serve test test-clients check bench report clean
 
 # The package in an environment of its own; made again when pyproject.toml has changed, or a GPU has come.
 install: $(INSTALLED)
@@ -40,6 +40,20 @@ PROCESSES := $(if $(GPU),0,2)
 test: check
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(PROCESSES) --no-loadscope-reorder
 
+# Thirteen clients of other makers, in an environment of their own (aider needs older packages, and has its own), each
+# with a real model. The table is benchmarks/clients/table.md.
+CLIENTS := .venv-clients
+
+$(CLIENTS)/.installed: benchmarks/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)/all
+	$(PYTHON) -m venv $(CLIENTS)/aider
+	$(CLIENTS)/all/bin/python -m pip install --quiet --no-compile --requirement $<
+	-$(CLIENTS)/aider/bin/python -m pip install --quiet --no-compile aider-chat
+	touch $@
+
+test-clients: install $(CLIENTS)/.installed
+	$(BIN)/python benchmarks/clients/run.py
+
 # Speed beside the machine's read ceiling and beside llama.cpp; minutes, on an otherwise idle machine.
 bench: install
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
@@ -54,4 +68,4 @@ report: install
 	$(BIN)/python -m monolane.bench.report
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(CLIENTS) build dist

@@ -89,6 +89,7 @@ class FakeTarget:
     context: int = 256
     caches: int = 1
     bytes_per_token: int = 1_000
+    vocab: int = 0  # 0: it has no logits
     stall_s: float = 0.7
     clock: FakeClock | RealClock = field(default_factory=FakeClock)
     start_s: float = 0.0
@@ -135,7 +136,11 @@ class FakeTarget:
         self.cached[destination] = self.cached[source][:tokens]
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        raise TargetError("There is no model behind this target.")
+        """The likeliest token is the one that was there before, then those after it, in turn."""
+        if not self.vocab:
+            raise TargetError("There is no model behind this target.")
+        self.cached[0] = []
+        return -((np.arange(self.vocab) - np.array(tokens)[:, None]) % self.vocab).astype(np.float32)
 
     def close(self) -> None:
         self.closed = True

@@ -9,8 +9,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fake_model import encode, fake_model
 from fake_target import FakeTarget, Faults, RealClock
@@ -49,6 +50,7 @@ class Synthetic:
             context=self.context,
             caches=self.caches,
             bytes_per_token=1_000_000_000,
+            vocab=fake_model().config.vocab,
             clock=RealClock(),
             prompt_s=1 / self.prefill_tokens_per_second,
             token_s=1 / self.tokens_per_second,
@@ -58,13 +60,17 @@ class Synthetic:
 
 
 def synthetic_engine(
-    queue_limit: int = QUEUE_LIMIT, model: Model | None = None, **behaviour: float | int | str
+    queue_limit: int = QUEUE_LIMIT,
+    model: Model | None = None,
+    limits: Mapping[str, Any] | None = None,
+    **behaviour: float | int | str,
 ) -> AsyncEngine:
-    """An engine that answers with ``answer``, over and over, and ends where that says <eos>; see Synthetic."""
+    """An engine that answers with ``answer``, over and over, and ends where that says <eos>; see Synthetic. ``limits``
+    are AsyncEngine's for answers."""
     options = json.dumps(behaviour)
     Synthetic(**behaviour)  # type: ignore[arg-type]  # a wrong name is seen here, and not in another process
     command = [sys.executable, __file__, options]
-    return AsyncEngine(lambda _: model or fake_model(), lambda _: command, queue_limit=queue_limit)
+    return AsyncEngine(lambda _: model or fake_model(), lambda _: command, queue_limit=queue_limit, **(limits or {}))
 
 
 def main() -> None:

@@ -26,6 +26,14 @@ class UsageError(MonolaneError):
     exit_code = 2
 
 
+class ContextLengthError(UsageError):
+    """A prompt is too long: it has ``size`` tokens, or other ``units``, and the context holds ``context`` tokens."""
+
+    def __init__(self, message: str, hint: str, context: int, size: int, units: str = "tokens") -> None:
+        super().__init__(message, hint)
+        self.context, self.size, self.units = context, size, units
+
+
 class ModelFileError(MonolaneError):
     """A model file is missing, truncated, corrupted or contradicts itself."""
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from monolane.errors import ModelFileError, UsageError
 from monolane.model import template_meter, template_sandbox
-from monolane.model.chat import ChatTemplate, chat_template_from_folder
+from monolane.model.chat import ChatTemplate, Rendering, chat_template_from_folder
 from monolane.model.data_file import DataFile
 from monolane.model.gguf_file import read_gguf
 
@@ -105,13 +105,43 @@ def render_with_transformers(source: str, messages: Any, **options: Any) -> str:
 @pytest.mark.parametrize("messages", [USER, CONVERSATION, WITH_TOOLS], ids=["one", "several", "tools"])
 @pytest.mark.parametrize("source", [CHATML, ALTERNATING, TOOL_USING], ids=["chatml", "alternating", "tools"])
 def test_renders_like_transformers(source: str, messages: Any, add_generation_prompt: bool) -> None:
-    options = {"tools": TOOLS if messages is WITH_TOOLS else None, "add_generation_prompt": add_generation_prompt}
+    tools = TOOLS if messages is WITH_TOOLS else None
+    how = Rendering(add_generation_prompt, continue_final_message=False)
     if source is ALTERNATING and messages is WITH_TOOLS:
         with pytest.raises(UsageError, match="must alternate"):
-            ChatTemplate(source, SPECIAL).render(messages, **options)
+            ChatTemplate(source, SPECIAL).render(messages, tools=tools, how=how)
     else:
-        rendered = ChatTemplate(source, SPECIAL).render(messages, **options)
+        rendered = ChatTemplate(source, SPECIAL).render(messages, tools=tools, how=how)
+        options = {"tools": tools, "add_generation_prompt": add_generation_prompt}
         assert rendered == render_with_transformers(source, messages, **options)
+
+
+@pytest.mark.parametrize("source", [CHATML, ALTERNATING, TOOL_USING], ids=["chatml", "alternating", "tools"])
+def test_a_last_message_of_the_assistant_is_left_open_like_in_transformers(source: str) -> None:
+    messages = [*USER, {"role": "assistant", "content": "The capital of France is"}]
+    expected = render_with_transformers(source, messages, continue_final_message=True)
+    assert ChatTemplate(source, SPECIAL).render(messages) == expected
+    assert expected.endswith("France is")
+
+
+def test_a_last_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    with pytest.raises(UsageError, match="cannot be continued"):
+        ChatTemplate("{{ messages[0].content }}", {}).render([*USER, {"role": "assistant", "content": "So"}])
+
+
+def test_variables_of_a_template_can_be_set_but_not_those_that_have_a_meaning() -> None:
+    template = ChatTemplate("{{ 'no thoughts' if enable_thinking is false }}", {})
+    assert template.render(USER, how=Rendering(variables={"enable_thinking": False})) == "no thoughts"
+    for name in ("messages", "tools", "add_generation_prompt"):
+        with pytest.raises(UsageError, match=name):
+            template.render(USER, how=Rendering(variables={name: []}))
+
+
+def test_arguments_that_are_no_json_stay_as_they_are() -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments|tojson }}", {})
+    for arguments, shown in (('{"a": 1}', '{"a": 1}'), ("Paris {", '"Paris {"'), ("", "{}")):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        assert template.render([{"role": "assistant", "tool_calls": [call]}]) == shown
 
 
 def test_default_model_renders_like_transformers(default_model_path: Path) -> None:
@@ -160,7 +190,6 @@ def test_clients_forms_become_what_templates_know() -> None:
         ([{"role": "user", "content": "x", "name": 3}], r"messages\[0\]\.name"),
         ([{"role": "assistant", "tool_calls": "x"}], r"messages\[0\]\.tool_calls is not a list"),
         ([{"role": "assistant", "tool_calls": [{}]}], r"tool_calls\[0\] has no function"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "not JSON"),
         ([{"role": "assistant", "tool_calls": [{"function": object()}]}], "not plain JSON"),
     ],
 )

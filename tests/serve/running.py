@@ -96,11 +96,12 @@ def running(
     ceiling: float | None = None,
     engine: AsyncEngine | None = None,
     name: str = "fake",
+    aliases: tuple[str, ...] = (),
     **behaviour: Any,
 ) -> Iterator[Running]:
     """``behaviour`` is the synthetic engine's."""
     behaviour = {"answer": HELLO, "context": 256} | behaviour
-    service = Service(engine or synthetic_engine(**behaviour), name, lambda: ceiling)
+    service = Service(engine or synthetic_engine(**behaviour), name, lambda: ceiling, aliases)
     listener = listen("127.0.0.1", 0)
     settings = Settings(api_key=api_key, allow_origins=allow_origins, max_connections=max_connections)
     server = Server(service, settings, lambda: None, only_local)

@@ -189,7 +189,7 @@ def test_claude_code_looks_whether_the_server_is_there(server: Running) -> None:
     ("path", "body", "named"),
     [
         ("/v1/messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0"),
-        ("/v1/messages", {"mcp_servers": []}, "mcp_servers"),
+        ("/v1/messages", {"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ("/v1/responses", {"conversation": "conv_1"}, "conversation"),
         ("/v1/responses", {"tools": [{"type": "mcp", "server_url": "x"}]}, "tools.0"),
     ],

@@ -185,14 +185,14 @@ def test_nobody_can_write_a_control_token(server: Running, content: Any) -> None
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages.0.content.0.",
+            "messages.0.content.0: images are not supported",
         ),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "tokens"),
         ({"messages": [{"role": "user", "content": "x" * 50_000}]}, "characters"),
         ({"messages": [{"role": "user", "content": "\ud83d"}]}, "Unicode"),
         ({"\ud83d": 1}, "not supported"),
         ({"a" * 100_000: 1}, "not supported"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -2}, "seed"),
     ],
 )
 def test_bad_requests_are_refused_by_name(server: Running, fields: dict[str, Any], named: str) -> None:
@@ -249,7 +249,14 @@ def test_a_giant_body_is_refused(server: Running) -> None:
 def test_a_page_of_another_site_cannot_ask_in_the_dark(server: Running) -> None:
     """A browser sends text/plain without asking first; so that is no request."""
     raw = json.dumps({"messages": HI}).encode()
-    assert server.call(CHAT, raw, **{"Content-Type": "text/plain"})[0] == 400
+    assert server.call(CHAT, raw, **{"Content-Type": "text/plain"})[0] == 415
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""])
+def test_curl_without_a_content_type_is_told_what_to_send(server: Running, kind: str) -> None:
+    status, body = server.call(CHAT, json.dumps({"messages": HI}).encode(), **{"Content-Type": kind})
+    assert status == 415
+    assert "Content-Type: application/json" in body["error"]["message"]
 
 
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:
@@ -260,8 +267,15 @@ def test_another_model_is_not_found(client: openai.OpenAI) -> None:
 
 def test_unknown_addresses_get_an_error_of_the_same_form(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        client.embeddings.create(model="fake", input="x")
+        client.moderations.create(input="x")
     assert caught.value.type == "invalid_request_error"
+
+
+def test_embeddings_are_not_to_be_had_and_not_to_be_asked_for_again(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError, match="no embeddings") as caught:
+        client.embeddings.create(model="fake", input="x")
+    assert caught.value.status_code == 501
+    assert caught.value.response.headers["x-should-retry"] == "false"
 
 
 def test_the_raw_stream_is_server_sent_events(server: Running) -> None:

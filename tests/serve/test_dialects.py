@@ -17,18 +17,18 @@ from monolane.engine.prompt import make_transcript
 from monolane.engine.result import Completion, Delta
 from monolane.serve.answering import Dialect
 from monolane.serve.chat_dialect import ChatDialect
-from monolane.serve.completions import CompletionDialect
+from monolane.serve.completions import CompletionDialect, CompletionRequest
 from monolane.serve.messages_dialect import MessagesDialect
 from monolane.serve.protocol import StreamOptions
 from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
 from monolane.serve.token_json import TokenJson
-from monolane.serve.tools import parser_for
+from monolane.serve.tool_parser import parser_for
 from monolane.target.base import Token
 
 MODEL = fake_model()
 TOKENS = TokenJson(MODEL.tokenizer.token_bytes)
-ANSWER: Any = SimpleNamespace(prompt_tokens=2, cached_tokens=1)
+ANSWER: Any = SimpleNamespace(prompt_tokens=2, cached_tokens=1, prompt_logprobs=None)
 STOPS = ["stop", "<tool_call>x"]
 
 PIECES = st.sampled_from(
@@ -38,7 +38,7 @@ PIECES = st.sampled_from(
 
 
 def dialect(name: str, tools: bool) -> Dialect:
-    parser = parser_for("hermes", ["f"] if tools else [], parallel=True)
+    parser = parser_for(["f"] if tools else [], parallel=True)
     match name:
         case "chat":
             return ChatDialect("m", TOKENS, ANSWER, parser, StreamOptions(include_usage=True))
@@ -47,7 +47,8 @@ def dialect(name: str, tools: bool) -> Dialect:
         case "messages":
             return MessagesDialect("m", ANSWER, parser)
         case _:
-            return CompletionDialect("m", TOKENS, ANSWER, StreamOptions(include_usage=True))
+            asked = CompletionRequest(prompt="Hi", stream_options=StreamOptions(include_usage=True))
+            return CompletionDialect("m", TOKENS, ANSWER, asked)
 
 
 def answer(text: str, cuts: list[int]) -> tuple[list[Delta], Completion]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from types import SimpleNamespace
 from typing import Any
+from urllib.request import Request, urlopen
 
 import openai
 import pytest
-from running import Running, running
+from running import Running, anthropic_client, running
 
 import monolane
 from fake_model import encode
+from monolane.engine.chat_tokenizer import ChatTokenizer
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -41,6 +45,93 @@ def test_a_completion_as_a_stream(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == len("Hello there.")
 
 
+@pytest.mark.parametrize("prompt", [["Hi", "Ho ho"], [encode("Hi"), encode("Ho ho")]])
+def test_several_prompts_are_answered_in_one_response(client: openai.OpenAI, prompt: Any) -> None:
+    answer = client.completions.create(model="fake", prompt=prompt)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "Hello there."), (1, "Hello there.")]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 2 * len("Hello there."))
+
+
+def test_an_echo_has_the_logprobs_of_the_prompt(client: openai.OpenAI) -> None:
+    """As lm-eval asks for them. To the fake target, the token before is the likeliest, and the next id the second."""
+    answer = client.completions.create(model="fake", prompt="aab", echo=True, logprobs=2, max_tokens=1)
+    assert answer.choices[0].text == "aabH"
+    told = answer.choices[0].logprobs
+    assert told is not None
+    assert told.tokens == ["a", "a", "b", "H"]
+    assert told.text_offset == [0, 1, 2, 3]
+    assert told.token_logprobs is not None
+    assert told.top_logprobs is not None
+    assert (told.token_logprobs[0], told.top_logprobs[0]) == (None, None)
+    assert next(iter(told.top_logprobs[1].items())) == ("a", told.token_logprobs[1])
+    assert list(told.top_logprobs[2]) == ["a", "b"]
+    assert told.token_logprobs[2] == told.top_logprobs[2]["b"] == pytest.approx(told.token_logprobs[1] - 1)
+    assert sum(math.exp(logprob) for logprob in told.top_logprobs[1].values()) < 1
+
+
+def test_an_echo_has_one_more_token_even_at_the_end() -> None:
+    with running(answer="<eos>") as server:
+        body = {"prompt": "ab", "echo": True, "logprobs": 1, "max_tokens": 1}
+        _, answer = server.post("/v1/completions", body)
+    assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == 3
+    assert answer["choices"][0]["text"] == "ab"
+
+
+def test_an_echo_as_a_stream(client: openai.OpenAI) -> None:
+    chunks = list(client.completions.create(model="fake", prompt="Hi", echo=True, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "HiHello there."
+
+
+def test_a_suffix_is_filled_up_to_where_the_tokenizer_knows_how() -> None:
+    marks = {"<fim_prefix>": 1, "<fim_suffix>": 2, "<fim_middle>": 3}
+    tokenizer = SimpleNamespace(token_id=marks.get, encode=lambda text, special: [ord(letter) for letter in text])
+    model: Any = SimpleNamespace(tokenizer=tokenizer, name="m")
+    assert ChatTokenizer(model).infill_tokens("ab", "c") == [1, 97, 98, 2, 99, 3]
+
+
+def test_the_tokenizer_is_described(server: Running) -> None:
+    status, info = server.get("/tokenizer_info")
+    assert status == 200
+    assert (info["eos_token"], info["bos_token"], info["model_max_length"]) == ("<eos>", "<bos>", 256)
+    assert "[assistant]" in info["chat_template"]
+
+
+def test_a_model_may_have_several_names() -> None:
+    with running(aliases=("gpt-4o", "default")) as server:
+        assert [card["id"] for card in server.get("/v1/models")[1]["data"]] == ["fake", "gpt-4o", "default"]
+        body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}
+        assert server.post("/v1/chat/completions", body)[0] == 200
+        assert server.get("/v1/models/default")[1]["root"] == "fake"
+
+
+def test_anthropics_client_lists_models_too(server: Running) -> None:
+    [model] = anthropic_client(server).models.list()
+    assert (model.id, model.display_name, model.type) == ("fake", "fake", "model")
+    assert model.created_at.year >= 2024
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/fake", "/version", "/docs", "/"])
+def test_head_and_slashes_at_the_end(server: Running, path: str) -> None:
+    status, body = server.get(path)
+    assert server.get(path.rstrip("/") + "/") == (status, body) == (200, body)
+    with urlopen(Request(server.url + path, method="HEAD"), timeout=30) as response:
+        assert (response.status, response.read()) == (200, b"")
+
+
+def test_a_slash_at_the_end_of_a_route_for_posts(server: Running) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    assert server.post("/v1/chat/completions/", body)[0] == 200
+
+
+def test_the_description_for_people_needs_no_net(server: Running) -> None:
+    status, page = server.get("/docs")
+    assert status == 200
+    assert "POST /v1/chat/completions" in page
+    assert "max_tokens" in page
+    assert not re.search(r"(src|href)=\"(https?:)?//", page)
+
+
 def test_a_completion_has_sixteen_tokens_unless_asked(client: openai.OpenAI, server: Running) -> None:
     client.completions.create(model="fake", prompt="Hi")
     assert server.answers[-1].request.max_tokens == 16
@@ -59,13 +150,14 @@ def test_logprobs_of_a_completion(client: openai.OpenAI, stream: bool) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": ["a", "b"], "stream": True}, "prompts"),
+        ({"prompt": ["a"] * 129}, "prompts"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [99999]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
-        ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "prompt": [65]}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"n": 4}, "n"),
@@ -173,4 +265,4 @@ def test_an_answer_that_must_be_json_is_constrained(server: Running) -> None:
         assert "cannot be followed" in json.dumps(events)
     grammar = server.answers[-1].grammar
     assert grammar is not None
-    assert json.dumps(schema) in grammar
+    assert json.dumps(schema["properties"]) in grammar

@@ -125,7 +125,6 @@ def ask(server: Running, schema: Any) -> tuple[int, str]:
         ({"$ref": "#/$defs/missing"}, "response_format"),
         ({"$ref": "https://example.com/schema.json"}, "response_format"),
         ({"type": "string", "pattern": "(((("}, "response_format"),
-        ({"type": "string", "pattern": "(?=a)b"}, "response_format"),
         ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "response_format"),
     ],
 )
@@ -164,16 +163,16 @@ def test_what_takes_too_long_is_killed_and_the_next_is_tried(monkeypatch: pytest
     async def test() -> None:
         made = structured_output.GrammarCompiler()
         try:
-            assert "integer" in await made.schema({"type": "integer"}, "it")
+            assert "integer" in await made.compile("json_schema", '{"type": "integer"}', "it")
             process = made._process
             assert process is not None
             os.kill(process.pid, signal.SIGSTOP)
             monkeypatch.setattr(structured_output, "COMPILE_S", 0.2)
             with pytest.raises(UsageError, match="too much time"):
-                await made.schema({"type": "boolean"}, "it")
+                await made.compile("json_schema", '{"type": "boolean"}', "it")
             assert process.poll() is not None
             monkeypatch.undo()
-            assert "boolean" in await made.schema({"type": "boolean"}, "it")
+            assert "boolean" in await made.compile("json_schema", '{"type": "boolean"}', "it")
         finally:
             made.close()
 

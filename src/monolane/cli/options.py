@@ -180,7 +180,7 @@ ServedName = Annotated[
     str | None,
     typer.Option(
         "--served-model-name",
-        help="What clients call the model. Default: its name.",
+        help="What clients call the model; further names after commas. Default: its name.",
         envvar="MONOLANE_SERVED_MODEL_NAME",
         rich_help_panel=SERVER,
     ),
@@ -212,6 +212,21 @@ QueueLimit = Annotated[
     int,
     typer.Option(
         min=0, max=4096, help="Requests that may wait.", envvar="MONOLANE_QUEUE_LIMIT", rich_help_panel=SERVER
+    ),
+]
+MaxAnswerTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Tokens that any answer may have.", envvar="MONOLANE_MAX_ANSWER_TOKENS", rich_help_panel=SERVER
+    ),
+]
+MaxAnswerSeconds = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        help="Seconds that any answer may take once it has begun, so that one that loops does not hold everyone.",
+        envvar="MONOLANE_MAX_ANSWER_SECONDS",
+        rich_help_panel=SERVER,
     ),
 ]
 MaxConnections = Annotated[

@@ -21,6 +21,8 @@ def serve(
     allow_origin: options.AllowOrigin = None,
     queue_limit: options.QueueLimit = 64,
     max_connections: options.MaxConnections = 512,
+    max_answer_tokens: options.MaxAnswerTokens = None,
+    max_answer_seconds: options.MaxAnswerSeconds = None,
     log_level: options.LogLevel = "info",
     ceiling: options.Ceiling = None,
     device: options.Device = "auto",
@@ -42,7 +44,9 @@ def serve(
     if model is None:
         model, line = default_elsewhere(device, workers)
         progress.note(line)
-    name = served_model_name or (Path(model).name if Path(model).exists() else model)
+    name, *aliases = (
+        served_model_name.split(",") if served_model_name else [Path(model).name if Path(model).exists() else model]
+    )
     engine = AsyncEngine.for_model(
         model,
         device=device,
@@ -52,8 +56,10 @@ def serve(
         quantise=weights,
         context=context,
         queue_limit=queue_limit,
+        max_answer_tokens=max_answer_tokens,
+        max_answer_s=max_answer_seconds,
         progress=progress,
     )
-    service = Service(engine, name, options.ceiling(ceiling, device, workers))
+    service = Service(engine, name, options.ceiling(ceiling, device, workers), aliases)
     settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)
     run.serve(service, settings, lambda text: typer.echo(text, err=True))

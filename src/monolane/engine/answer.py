@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Self
 
-from monolane.engine.result import Completion, Delta
+from monolane.engine import messages
+from monolane.engine.result import Completion, Delta, TokenLogprob
 from monolane.engine.transcript import Transcript
 from monolane.errors import SlowReaderError, UsageError
 from monolane.target.base import Finish, Token
@@ -47,9 +48,16 @@ class Answer:
         grammar: str | None,
         bytes_per_token: int,
         on_cancel: Callable[[Answer], None],
+        *,
+        prompt_logprobs: int | None = None,
+        longest_s: float | None = None,
     ) -> None:
+        """``prompt_logprobs``: how many of the likeliest tokens to tell at every position of the prompt. ``longest_s``:
+        the seconds that the answer may take once it runs; then it ends as if it had reached its longest."""
         self.request = transcript.request
         self.grammar = grammar
+        self.wants_prompt_logprobs = prompt_logprobs
+        self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # from the second token on
         self.prompt_tokens = len(self.request.tokens)
         self.position = 0  # in the queue; 0 where the request runs or is over
         self.cached_tokens = 0
@@ -65,6 +73,9 @@ class Answer:
         self._changed = asyncio.Event()
         self._result: Completion | None = None
         self._error: Exception | None = None
+        self._longest_s = longest_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._out_of_time = False
 
     # --- for the client ---
 
@@ -127,6 +138,15 @@ class Answer:
         """The request was sent to the engine process."""
         self.position, self._queued = 0, None
         self._queue_s = time.monotonic() - self._submitted_s
+        if self._longest_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._longest_s, self._run_out_of_time)
+
+    def scored(self, entries: Sequence[messages.Scored]) -> None:
+        """The prompt's own logprobs have come: of every token but the first."""
+        self.prompt_logprobs = tuple(
+            TokenLogprob.of(Token(token, 0, entry.logprob, tuple(entry.top)))
+            for token, entry in zip(self.request.tokens[1:], entries, strict=True)
+        )
 
     def started(self, cached_tokens: int) -> None:
         self.cached_tokens = cached_tokens
@@ -146,6 +166,9 @@ class Answer:
     def end(self, finish: Finish, start_ns: int = 0) -> None:
         if self.over:
             return
+        if self._out_of_time and finish is Finish.ABORT:
+            finish = Finish.LENGTH
+        self._stop_timer()
         self._add(self._transcript.flush())
         self._result = self._transcript.completion(
             self._transcript.finish_reason(finish),
@@ -159,7 +182,16 @@ class Answer:
     def fail(self, error: Exception) -> None:
         if not self.over:
             self._error = error
+            self._stop_timer()
             self._changed.set()
+
+    def _run_out_of_time(self) -> None:
+        self._out_of_time = True
+        self.cancel()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _add(self, delta: Delta | None) -> None:
         if delta:

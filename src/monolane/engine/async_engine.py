@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from monolane.engine import messages, starvation
+from monolane.engine import messages, scoring, starvation
 from monolane.engine.answer import Answer
 from monolane.engine.chat_tokenizer import ChatTokenizer, Message, check_length
 from monolane.engine.core import core_command
@@ -21,11 +23,13 @@ from monolane.engine.scheduler import Scheduler
 from monolane.engine.state import Counters, EngineState, Status, TargetInfo
 from monolane.engine.supervisor import Supervisor
 from monolane.errors import EngineFailedError, NotReadyError, UsageError
+from monolane.model.chat import Rendering
 
 if TYPE_CHECKING:
     from monolane.model.load import Model
     from monolane.progress import Progress
 
+LOGGER = logging.getLogger("monolane.engine")
 QUEUE_LIMIT = 64
 # Without a heartbeat of the process; with the time to notice, clients get an error within 1 s. Where a process that
 # hangs cannot be told from one that lacks processor time, it gets longer.
@@ -49,8 +53,12 @@ class AsyncEngine:
         command: Callable[[Model], Sequence[str]],
         *,
         queue_limit: int = QUEUE_LIMIT,
+        max_answer_tokens: int | None = None,
+        max_answer_s: float | None = None,
         progress: Progress | None = None,
     ) -> None:
+        """``max_answer_tokens`` and ``max_answer_s``: the most tokens, and seconds from its start, of any answer."""
+        self._max_answer_tokens, self._max_answer_s = max_answer_tokens, max_answer_s
         self._load = load
         self._command = command
         self._progress = LoadProgress(progress)
@@ -76,6 +84,8 @@ class AsyncEngine:
         quantise: str | None = None,
         context: int | None = None,
         queue_limit: int = QUEUE_LIMIT,
+        max_answer_tokens: int | None = None,
+        max_answer_s: float | None = None,
         progress: Progress | None = None,
     ) -> AsyncEngine:
         """An engine for a model by name, hub id, folder or GGUF file; the options are those of LLM."""
@@ -97,7 +107,14 @@ class AsyncEngine:
                 context=context,
             )
 
-        return cls(load, command, queue_limit=queue_limit, progress=progress)
+        return cls(
+            load,
+            command,
+            queue_limit=queue_limit,
+            max_answer_tokens=max_answer_tokens,
+            max_answer_s=max_answer_s,
+            progress=progress,
+        )
 
     # --- start and end ---
 
@@ -170,10 +187,12 @@ class AsyncEngine:
 
     # Tokenizing a long text takes a while, so these work in a thread: the event loop goes on sending other answers.
 
-    async def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
+    async def chat_tokens(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), how: Rendering | None = None
+    ) -> list[int]:
         tokenizer, target = self.loaded()
         check_length([messages, tools], target.context)
-        return await self.in_thread(lambda: tokenizer.chat_tokens(messages, tools))
+        return await self.in_thread(lambda: tokenizer.chat_tokens(messages, tools, how))
 
     async def text_tokens(self, text: str, special: bool = True) -> list[int]:
         tokenizer, target = self.loaded()
@@ -193,13 +212,32 @@ class AsyncEngine:
             raise self._not_ready()
         return self.tokenizer, self.target
 
-    def submit(self, tokens: Sequence[int], params: SamplingParams, *, grammar: str | None = None) -> Answer:
+    def submit(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        grammar: str | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> Answer:
         """Run or queue a request. A wrong request, a full queue and an engine that is not ready raise here."""
         model, target = self._model, self.target
         if self._status != "ready" or model is None or target is None:
             raise self._not_ready()
+        if prompt_logprobs is not None and (most := scoring.MAX_BYTES // (4 * model.config.vocab)) < len(tokens):
+            raise UsageError(f"The prompt has {len(tokens)} tokens.", f"Logprobs of a prompt are told for {most}.")
+        if (most_made := self._max_answer_tokens) is not None:
+            asked = params.max_tokens
+            params = replace(params, max_tokens=most_made if asked is None else min(asked, most_made))
         transcript = make_transcript(model, target.context, tokens, params)
-        answer = Answer(transcript, grammar, target.bytes_per_token, self._scheduler.cancel)
+        answer = Answer(
+            transcript,
+            grammar,
+            target.bytes_per_token,
+            self._scheduler.cancel,
+            prompt_logprobs=prompt_logprobs,
+            longest_s=self._max_answer_s,
+        )
         self._scheduler.add(answer)
         return answer
 
@@ -228,6 +266,8 @@ class AsyncEngine:
                 self._scheduler.tokens_written(written)
             case messages.Started(number, cached_tokens):
                 self._scheduler.started(number, cached_tokens)
+            case messages.PromptLogprobs(number, entries):
+                self._scheduler.scored(number, entries)
             case messages.Ended(number, finish, start_ns):
                 self._scheduler.ended(number, finish, start_ns)
             case messages.Refused(number, text, hint):
@@ -249,12 +289,14 @@ class AsyncEngine:
 
     def on_end(self, problem: str) -> None:
         self.counters.restarts += 1
+        LOGGER.warning("The engine has died and is started again: %s.", problem)
         self._restarting(problem)
         text = f"The engine failed while it answered: {problem}."
         self._scheduler.disconnect(EngineFailedError(text, "It is restarting: ask again in a moment."))
 
     def on_failed_restart(self, problem: str) -> None:
         self._progress.done()
+        LOGGER.warning("The engine could not be started again, and is tried once more: %s.", problem)
         self._restarting(problem)
         self._scheduler.refuse_waiting(self._not_ready())
 

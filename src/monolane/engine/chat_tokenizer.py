@@ -14,14 +14,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from monolane.engine.params import check_token_ids
-from monolane.errors import UsageError
+from monolane.errors import ContextLengthError, UsageError
+from monolane.model.chat import ChatTemplate, Rendering
 
 if TYPE_CHECKING:
-    from monolane.model.chat import ChatTemplate
     from monolane.model.generation_config import SuggestedSampling
     from monolane.model.load import Model
 
 Message = Mapping[str, object]
+
+# What comes before the text before the gap, before the text after it, and before what is to be filled in, by family.
+INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
 
 MAX_CHARS_PER_TOKEN = 64  # on average over a prompt that fits its context; a longer text is refused untokenized
 
@@ -42,22 +50,48 @@ class ChatTokenizer:
         """As the model's makers suggest."""
         return self._model.sampling
 
-    def rendered(self, messages: Sequence[Message], tools: Sequence[Message] = (), cut: str = "") -> str:
+    def rendered(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), how: Rendering | None = None, cut: str = ""
+    ) -> str:
         """A conversation as the chat template renders it, up to where the answer begins. ``cut`` is put between the
         characters of control tokens in the messages."""
-        template = chat_template(self._model)
-        return template.render(messages, tools=tools or None, protect=lambda plain: self._split(plain, cut))
+        template, how = chat_template(self._model), how or Rendering()
+        return template.render(messages, tools=tools or None, how=how, protect=lambda plain: self._split(plain, cut))
 
-    def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
-        """The prompt for an answer to the last of ``messages``."""
+    def chat_tokens(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), how: Rendering | None = None
+    ) -> list[int]:
+        """The prompt for an answer to the last of ``messages``, or for the rest of it, where it is the assistant's."""
         cut = secrets.token_hex(16)  # random, so that no message can contain it
-        pieces = self.rendered(messages, tools, cut).split(cut)
+        pieces = self.rendered(messages, tools, how, cut).split(cut)
         # The template has rendered the special tokens; the tokenizer must add none.
         return [token for piece in pieces for token in self.text_tokens(piece, special=False)]
 
     def text_tokens(self, text: str, special: bool = True) -> list[int]:
         """A text as it is, control tokens included. ``special`` adds the tokens that begin and end a text."""
         return self._model.tokenizer.encode(text, special=special)
+
+    def infill_tokens(self, before: str, after: str) -> list[int]:
+        """The prompt for what lies between two texts; UsageError where the model has no tokens for that."""
+        for words in INFILL:
+            ids = [self._model.tokenizer.token_id(word) for word in words]
+            if None not in ids:
+                pieces = [self.text_tokens(text, special=False) for text in (before, after, "")]
+                marked = [token for mark, piece in zip(ids, pieces, strict=True) for token in (mark, *piece)]
+                return [*self.text_tokens(""), *(token for token in marked if token is not None)]
+        raise UsageError(
+            f"suffix is given, and {self._model.name} has no tokens to fill in the middle.", "Leave it out."
+        )
+
+    def info(self) -> dict[str, Any]:
+        """What a tokenizer_config.json says, as far as clients that tokenize need it."""
+        chat = self._model.chat
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **self._model.tokenizer.special_tokens,
+            "vocab_size": self._model.tokenizer.vocab_size,
+            "chat_template": None if chat is None else chat.source,
+        }
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens, with control tokens by their names."""
@@ -102,7 +136,8 @@ def chat_template(model: Model) -> ChatTemplate:
 def check_length(prompt: Any, context: int) -> None:
     """UsageError for a prompt, text or plain data, that is too long to be worth tokenizing."""
     if (chars := chars_in(prompt)) > MAX_CHARS_PER_TOKEN * context:
-        raise UsageError(f"The prompt has {chars} characters, and the context holds {context} tokens.", "Shorten it.")
+        text = f"The prompt has {chars} characters, and the context holds {context} tokens."
+        raise ContextLengthError(text, "Shorten it.", context, chars, "characters")
 
 
 def chars_in(value: Any) -> int:

@@ -111,6 +111,9 @@ class EngineCore:
         number = self._number = submitted.number
         try:
             constraint = None if submitted.grammar is None else constrain(submitted.grammar)
+            if submitted.prompt_logprobs is not None:
+                entries = session.prompt_logprobs(submitted.request.tokens, submitted.prompt_logprobs)
+                self.send(messages.PromptLogprobs(number, entries))
             with session.generate(submitted.request, constraint) as generation:
                 self._generation = generation
                 if self._cancelled == number:  # before there was a generation to abort

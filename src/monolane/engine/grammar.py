@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,9 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise UsageError(f"The grammar cannot be followed: {self._matcher.get_error()}", "Simplify it.")
+            # The matcher's own words are about its insides, and of no use to whoever sent a schema.
+            logging.getLogger(__name__).info("llguidance: %s", self._matcher.get_error())
+            raise UsageError("The grammar cannot be followed.", "Simplify it.")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Submit(Message):
     number: int
     request: Request
     grammar: str | None = None
+    prompt_logprobs: int | None = None  # n: also tell the logprobs of the prompt's tokens, and of the n likeliest ones
 
 
 class Cancel(Message):
@@ -71,6 +72,20 @@ class Started(Message):
     cached_tokens: int
 
 
+class Scored(msgspec.Struct):
+    """The logprob of a token of a prompt, and of the likeliest tokens in its place, best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class PromptLogprobs(Message):
+    """From the engine: the logprobs of a prompt's tokens, of all but the first."""
+
+    number: int
+    entries: list[Scored]
+
+
 class Tokens(Message):
     """From the engine: the number of tokens written to the ring since the process started."""
 
@@ -102,7 +117,7 @@ class Failed(Message):
 
 
 ToEngine = Submit | Cancel
-FromEngine = Loading | Note | Ready | LoadFailed | Started | Tokens | Ended | Refused | Failed
+FromEngine = Loading | Note | Ready | LoadFailed | Started | PromptLogprobs | Tokens | Ended | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

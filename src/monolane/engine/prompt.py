@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from monolane.engine.params import SamplingParams, check_token_ids
 from monolane.engine.transcript import Transcript
-from monolane.errors import UsageError
+from monolane.errors import ContextLengthError, UsageError
 from monolane.target.base import Request
 
 if TYPE_CHECKING:
@@ -41,10 +41,12 @@ def _room(model: Model, context: int, tokens: Sequence[int]) -> int:
     room = context - len(tokens)
     if room < 1:
         longest = model.config.context
-        raise UsageError(
+        raise ContextLengthError(
             f"The prompt has {len(tokens)} tokens, and the context holds {context}, answer included.",
             f"Shorten it, or open the model with a larger context (context=, --context), up to {longest}."
             if longest > context
             else f"Shorten it: {longest} is all that this model was made for.",
+            context,
+            len(tokens),
         )
     return room

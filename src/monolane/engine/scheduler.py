@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 
 from monolane.engine import messages
@@ -80,6 +81,10 @@ class Scheduler:
             self.counters.cached_tokens += cached_tokens
             self.counters.cache_hits += cached_tokens > 0
 
+    def scored(self, number: int, entries: Sequence[messages.Scored]) -> None:
+        if self.running is not None and number == self._number:
+            self.running.scored(entries)
+
     def tokens_written(self, written: int) -> None:
         if self._process is None:
             return
@@ -103,7 +108,7 @@ class Scheduler:
         self.running = answer
         self._number += 1
         answer.scheduled()
-        process.send(messages.Submit(self._number, answer.request, answer.grammar))
+        process.send(messages.Submit(self._number, answer.request, answer.grammar, answer.wants_prompt_logprobs))
 
     def _next(self) -> None:
         if self._process is not None and (answer := self.queue.next()):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from monolane.engine.constraint import Constraint
 from monolane.engine.generation import Generation
+from monolane.engine.messages import Scored
 from monolane.engine.prefix_caches import PrefixCaches
+from monolane.engine.scoring import scored
 from monolane.errors import TargetError, UsageError
 from monolane.target.base import Request, Target
 
@@ -47,6 +49,12 @@ class Session:
                 raise
             finally:
                 self._generation = None
+
+    def prompt_logprobs(self, tokens: Sequence[int], top: int) -> list[Scored]:
+        """The logprobs of a prompt's tokens, from the second one on, and of the ``top`` likeliest in their place."""
+        with self._exclusive():
+            self._caches.forget(0)  # which the target uses for this
+            return scored(self.target.logits(tokens), tokens, top)
 
     def close(self) -> None:
         """Abort the running request, if any, and close the target. A second call does nothing."""

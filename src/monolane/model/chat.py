@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Template, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
@@ -17,8 +21,31 @@ from monolane.model.tokenizer import special_tokens_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+# Variables that the caller of a template decides; the client of a server may set others.
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
 _BAD_TEMPLATE = "Take the template from the model's own repository, or use plain completion instead of chat."
 _SHOWN = 300  # characters of a template's error message that our message includes
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How a conversation becomes a prompt, in the words of transformers.
+
+    add_generation_prompt   open the turn of the assistant at the end
+    continue_final_message  leave the last message open instead, so that the model goes on where it ends; None: where
+                            it is the assistant's, and has no calls
+    variables               further variables for the template, such as ``enable_thinking``
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool | None = None
+    variables: Mapping[str, object] = field(default_factory=dict)
+
+    def continues(self, last: Mapping[str, object]) -> bool:
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        return last["role"] == "assistant" and not last.get("tool_calls")
 
 
 class ChatTemplate:
@@ -26,7 +53,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """``special`` are variables that templates use: ``bos_token``, ``eos_token`` and so on."""
-        self._source = source
+        self.source = source
         self._special = dict(special)
         self._sandbox = Sandbox()
 
@@ -35,21 +62,43 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, object]],
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
-        add_generation_prompt: bool = True,
-        protect: Callable[[object], object] = lambda plain: plain,
+        how: Rendering = Rendering(),  # noqa: B008 - it is frozen
+        protect: Callable[[Any], Any] = lambda plain: plain,
     ) -> str:
         """The prompt for ``messages`` as an OpenAI client sends them, special tokens included.
 
         The role "developer" becomes "system", which is the name that templates know. ``protect`` may change the
         messages and tools, as plain JSON data, before the template sees them: they are untrusted text.
         """
+        plain = protect(_plain_messages(messages))
+        goes_on = how.continues(plain[-1])
+        end = secrets.token_hex(16)  # of the last message; random, so that no message can contain it
+        if goes_on:
+            plain[-1]["content"] += end
+        extra = protect(_plain_json(dict(how.variables), "chat_template_kwargs"))
+        if taken := _OURS & extra.keys():
+            raise UsageError(f"chat_template_kwargs has {min(taken)}.", "It is a field of the request itself.")
         variables = {
             **self._special,
-            "messages": protect(_plain_messages(messages)),
+            **extra,
+            "messages": plain,
             "tools": None if tools is None else protect(_plain_json(list(tools), "tools")),
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": how.add_generation_prompt and not goes_on,
+            "continue_final_message": goes_on,
         }
+        rendered = self._render(variables)
+        if not goes_on:
+            return rendered
+        before, found, _ = rendered.rpartition(end)
+        if not found:
+            raise UsageError(
+                "The model's chat template leaves the last message out, so it cannot be continued.",
+                "End with a message of the user.",
+            )
+        return before
+
+    def _render(self, variables: Mapping[str, object]) -> str:
         try:
             return self._sandbox.render(self._compiled, variables)
         except ModelFileError:
@@ -74,7 +123,7 @@ class ChatTemplate:
     @cached_property
     def _compiled(self) -> Template:
         try:
-            return self._sandbox.load(self._source)
+            return self._sandbox.load(self.source)
         except TemplateSyntaxError as error:
             raise ModelFileError(
                 f"The model's chat template is broken in line {error.lineno}: {str(error.message)[:_SHOWN]}",
@@ -127,7 +176,8 @@ def _plain_message(message: Mapping[str, object], where: str) -> dict[str, objec
     if calls:
         plain["tool_calls"] = _plain_tool_calls(calls, f"{where}.tool_calls")
     content = message.get("content")
-    plain["content"] = "" if content is None and calls else _plain_text(content, f"{where}.content")
+    may_be_empty = role == "assistant" or calls  # clients send null where a model has said nothing
+    plain["content"] = "" if content is None and may_be_empty else _plain_text(content, f"{where}.content")
     for key in ("name", "tool_call_id", "reasoning_content"):
         value = message.get(key)
         if value is None:
@@ -157,20 +207,16 @@ def _plain_text(content: object, where: str) -> str:
 
 
 def _plain_tool_calls(calls: object, where: str) -> list[object]:
-    """Clients send the arguments of a call as a string of JSON; templates expect an object."""
+    """Clients send the arguments of a call as a string of JSON; templates expect an object. What a model wrote and is
+    not JSON stays the string it is: the model that has to correct it should see it."""
     plain = _plain_json(calls, where)
     if not isinstance(plain, list):
         raise UsageError(f"{where} is not a list.", "Give a list of calls, or leave it out.")
     for i, call in enumerate(plain):
         match call:
             case {"function": {"name": str(), "arguments": str(arguments)} as function}:
-                try:
-                    function["arguments"] = json.loads(arguments)
-                except (ValueError, RecursionError) as error:
-                    raise UsageError(
-                        f"{where}[{i}].function.arguments is not JSON: {error}",
-                        "Send back the arguments as the model gave them.",
-                    ) from error
+                with suppress(ValueError, RecursionError):
+                    function["arguments"] = json.loads(arguments or "{}")
             case {"function": {"name": str()}}:
                 pass
             case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from monolane.serve.service import Service
 PAUSE_S = 0.010  # between two pieces: at 5,000 tok/s each carries fifty tokens
 POLL_S = 0.002  # between two checks during a pause whether the answer has ended
 QUIET_S = 15.0  # without anything to send; then a comment keeps proxies from closing the connection
+MAX_WARNING = 1000  # characters of the header for warnings
 SEND_S = 60.0  # for a piece to be sent; a client that reads more slowly is cut off
 
 
@@ -46,10 +47,25 @@ def to_json(body: Any) -> str:
     return msgspec.json.encode(body).decode()
 
 
-async def respond(service: Service, request: Request, answer: Answer, dialect: Dialect, stream: bool) -> Response:
-    """The response to a request that was submitted to the engine."""
+async def respond(
+    service: Service, request: Request, answer: Answer, dialect: Dialect, stream: bool, warnings: Sequence[str] = ()
+) -> Response:
+    """The response to a request that was submitted to the engine. ``warnings`` go into a header."""
+    headers = warning_headers(warnings)
     if stream:
-        return AnswerStream(service, answer, dialect)
+        return AnswerStream(service, answer, dialect, headers)
+    result = await whole(service, request, answer)
+    return Response(to_json(dialect.whole(result)), media_type="application/json", headers=headers)
+
+
+def warning_headers(warnings: Sequence[str]) -> dict[str, str]:
+    """HTTP's header for what a response lacks; 299 is its code for a lasting lack."""
+    text = "; ".join(warnings)[:MAX_WARNING].encode("ascii", "replace").decode().replace('"', "'")
+    return {"Warning": f'299 monolane "{text}"'} if warnings else {}
+
+
+async def whole(service: Service, request: Request, answer: Answer) -> Completion:
+    """The whole answer. When the client leaves, the request is cancelled."""
     async with cancelled_with_client(request.receive, answer) as client:
         try:
             async for _ in paced(answer):
@@ -59,7 +75,7 @@ async def respond(service: Service, request: Request, answer: Answer, dialect: D
             record(service, request.scope, answer, error)
             raise
     record(service, request.scope, answer)
-    return Response(to_json(dialect.whole(result)), media_type="application/json")
+    return result
 
 
 class AnswerStream(Response):
@@ -67,8 +83,8 @@ class AnswerStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, service: Service, answer: Answer, dialect: Dialect) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, service: Service, answer: Answer, dialect: Dialect, headers: Mapping[str, str]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
         self._service, self._answer, self._dialect = service, answer, dialect
         self._failure: MonolaneError | None = None  # after the first byte was sent

@@ -8,10 +8,12 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import monolane
+from monolane.serve.addresses import Addresses
 from monolane.serve.failures import add_failure_handlers
 from monolane.serve.guard import Guard
 from monolane.serve.limits import Limits
 from monolane.serve.playground_routes import add_playground
+from monolane.serve.reference import add_reference
 from monolane.serve.request_log import RequestLog
 from monolane.serve.routes import add_routes
 from monolane.serve.service import Service
@@ -21,13 +23,15 @@ def create_app(
     service: Service, *, api_key: str | None = None, only_local: bool = True, allow_origins: Sequence[str] = ()
 ) -> FastAPI:
     """``only_local``: the server listens on loopback only. ``allow_origins``: other sites whose pages may use it."""
-    app = FastAPI(title="Monolane", version=monolane.__version__)
+    app = FastAPI(title="Monolane", version=monolane.__version__, docs_url=None, redoc_url=None)
     add_routes(app, service)
     add_playground(app, service.machine)
+    add_reference(app)
     add_failure_handlers(app)
     # The middleware that is added last is the outermost.
     app.add_middleware(Limits)
     app.add_middleware(Guard, api_key=api_key, only_local=only_local)
+    app.add_middleware(Addresses)
     if allow_origins:
         app.add_middleware(CORSMiddleware, allow_origins=allow_origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(RequestLog)

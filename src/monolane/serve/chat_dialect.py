@@ -15,7 +15,7 @@ from monolane.serve.answering import event
 from monolane.serve.failures import HttpError
 from monolane.serve.protocol import StreamOptions, usage, usage_so_far
 from monolane.serve.token_json import TokenJson
-from monolane.serve.tools import Call, Part, ToolParser
+from monolane.serve.tool_parser import Call, Part, ToolParser
 
 DONE = "data: [DONE]\n\n"
 
@@ -42,7 +42,7 @@ class ChatDialect:
         yield from self._parts(self._parser.push(delta.text), self._logprobs(delta.logprobs))
 
     def end(self, result: Completion) -> Iterator[str]:
-        yield from self._parts(self._parser.flush(), None)
+        yield from self._parts(self._parser.flush(result.finish_reason == "length"), None)
         yield self._event({}, finish=self._finish(result), timings=result.timings.to_dict())
         if self._options.include_usage:
             yield event(self._body("chat.completion.chunk", []) | {"usage": usage(result)})
@@ -53,7 +53,7 @@ class ChatDialect:
         yield DONE
 
     def whole(self, result: Completion) -> dict[str, Any]:
-        parts = [*self._parser.push(result.text), *self._parser.flush()]
+        parts = [*self._parser.push(result.text), *self._parser.flush(result.finish_reason == "length")]
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [_call(part) for part in parts if isinstance(part, Call)]
         self._calls = len(calls)

@@ -10,7 +10,7 @@ from monolane.engine.answer import Answer
 from monolane.engine.result import Completion, Delta
 from monolane.serve.answering import event
 from monolane.serve.failures import HttpError
-from monolane.serve.tools import Call, Part, ToolParser, parse_json
+from monolane.serve.tool_parser import Call, Part, ToolParser, parse_json
 
 
 class MessagesDialect:
@@ -35,7 +35,7 @@ class MessagesDialect:
         yield from self._parts(self._parser.push(delta.text))
 
     def end(self, result: Completion) -> Iterator[str]:
-        yield from self._parts(self._parser.flush())
+        yield from self._parts(self._parser.flush(result.finish_reason == "length"))
         yield from self._close()
         reason, stop = self._reason(result)
         ended = {"stop_reason": reason, "stop_sequence": stop}
@@ -47,7 +47,7 @@ class MessagesDialect:
 
     def whole(self, result: Completion) -> dict[str, Any]:
         blocks: list[dict[str, Any]] = []
-        for part in [*self._parser.push(result.text), *self._parser.flush()]:
+        for part in [*self._parser.push(result.text), *self._parser.flush(result.finish_reason == "length")]:
             if isinstance(part, Call):
                 self._called = True
                 blocks.append(_tool_use(part, parse_json(part.arguments) or {}))

@@ -8,49 +8,41 @@ from pydantic import Field
 
 from monolane.engine.params import SamplingParams
 from monolane.serve.chat_request import FunctionName
-from monolane.serve.protocol import MAX_MESSAGES, Strict, function_tool
-from monolane.serve.service import MAX_TOOLS, ChatTask
+from monolane.serve.protocol import MAX_MESSAGES, Liberal, Strict, function_tool
+from monolane.serve.service import MAX_TOOLS, AnswerSchema, ChatTask
 
 Ignored = dict[str, Any] | None  # accepted, and ignored: prefix caching, for example, needs no hints here
 
 
-class TextBlock(Strict):
+class TextBlock(Liberal):
     type: Literal["text"]
     text: str
-    cache_control: Ignored = None
-    citations: list[Any] | None = None
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(Liberal):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any] = Field(default_factory=dict)
-    cache_control: Ignored = None
-    caller: Ignored = None
+    input: Any = Field(default_factory=dict)  # an object, or whatever else the model wrote
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(Liberal):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[TextBlock] = ""
     is_error: bool = False
-    cache_control: Ignored = None
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(Liberal):
     """The reasoning of another model: it is left out of the prompt."""
 
     type: Literal["thinking", "redacted_thinking"]
-    thinking: str | None = None
-    signature: str | None = None
-    data: str | None = None
 
 
 Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]
 
 
-class Message(Strict):
+class Message(Liberal):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
@@ -75,26 +67,34 @@ class Message(Strict):
         return [*results, said] if text or calls or not results else results
 
 
-class Tool(Strict):
+class Tool(Liberal):
     type: Literal["custom"] = "custom"
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
-    cache_control: Ignored = None
-    eager_input_streaming: bool | None = None
-    strict: bool | None = None
 
     def plain(self) -> dict[str, Any]:
         return function_tool(self.name, self.description, self.input_schema)
 
 
-class ToolChoice(Strict):
+class ToolChoice(Liberal):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
     def choice(self) -> str:
         return {"auto": "auto", "any": "required", "none": "none", "tool": self.name or ""}[self.type]
+
+
+class JsonFormat(Liberal):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Liberal):
+    """How the answer is written; ``effort``, a hint to other models, is ignored."""
+
+    format: JsonFormat | None = None
 
 
 class CountRequest(Strict):
@@ -105,10 +105,13 @@ class CountRequest(Strict):
     system: str | list[TextBlock] | None = None
     tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
     tool_choice: ToolChoice = ToolChoice(type="auto")
+    output_config: OutputConfig = OutputConfig()
+    mcp_servers: list[Any] = Field(default=[], max_length=0)
     # Accepted, and ignored.
     thinking: Ignored = None
     context_management: Ignored = None
-    output_config: Ignored = None
+    cache_control: Ignored = None
+    speed: str | None = None
 
     def plain_messages(self) -> list[dict[str, Any]]:
         system = [] if self.system is None else [{"role": "system", "content": _text(self.system, "\n\n")}]
@@ -128,8 +131,10 @@ class MessagesRequest(CountRequest):
     # Accepted, and ignored.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+    inference_geo: str | None = None
 
     def task(self) -> ChatTask:
+        wanted = self.output_config.format
         return ChatTask(
             messages=self.plain_messages(),
             params=SamplingParams(
@@ -142,6 +147,8 @@ class MessagesRequest(CountRequest):
             tools=self.plain_tools(),
             choice=self.tool_choice.choice(),
             parallel=not self.tool_choice.disable_parallel_tool_use,
+            # Anthropic's schemas are always strict.
+            schema=None if wanted is None else AnswerSchema(wanted.schema_, "output_config.format", True),
         )
 
 

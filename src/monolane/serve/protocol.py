@@ -1,4 +1,4 @@
-"""What the APIs have in common: strict validation, the sampling fields, token usage."""
+"""What the APIs have in common: validation, the sampling fields, token usage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
 class Strict(BaseModel):
-    """Unknown fields are refused and types are not converted. Null counts as absent, because clients send it so."""
+    """A request: unknown fields are refused, because they may change the answer, and types are not converted. Null
+    counts as absent, because clients send it so."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -26,10 +27,16 @@ class Strict(BaseModel):
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
-class StreamOptions(Strict):
+class Liberal(Strict):
+    """A part of a request that clients send back as they, or another server, have made it: keys that are not known here
+    are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class StreamOptions(Liberal):
     include_usage: bool = False
     continuous_usage_stats: bool = False  # usage so far in every chunk
-    include_obfuscation: bool = False  # accepted, and ignored
 
 
 class SamplingFields(Strict):
@@ -52,7 +59,28 @@ class SamplingFields(Strict):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: Literal[1] = 1
-    user: str | None = None  # accepted, and ignored
+    best_of: Literal[1] = 1
+    use_beam_search: Literal[False] = False
+    include_stop_str_in_output: Literal[False] = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    # Accepted, and ignored: they do not change the answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    spaces_between_special_tokens: bool | None = None
+
+    def warnings(self) -> list[str]:
+        """What the answer will not have, though it was asked for; it goes into a header."""
+        short = "min_tokens is not enforced" if self.min_tokens > 0 and not self.ignore_eos else None
+        special = None if self.skip_special_tokens else "skip_special_tokens: the text has no special tokens"
+        return [text for text in (short, special) if text]
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         return SamplingParams(
@@ -61,7 +89,7 @@ class SamplingFields(Strict):
             top_k=0 if self.top_k == -1 else self.top_k,  # -1 means all tokens, as in vLLM
             top_p=self.top_p,
             min_p=self.min_p,
-            seed=self.seed,
+            seed=None if self.seed == -1 else self.seed,  # -1 means any, as in vLLM
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,

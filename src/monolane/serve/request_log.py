@@ -12,6 +12,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGGER = logging.getLogger("monolane.serve")
+EVERYTHING = logging.getLogger("monolane")  # the engine's log too
 LEVELS = ("debug", "info", "warning", "error")
 QUIET_PATHS = ("/", "/health", "/metrics", "/machine")  # polled by pages and monitors: logged at level debug
 QUIET_PREFIX = "/playground/"
@@ -75,12 +76,12 @@ def set_up(level: str) -> None:
     formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
-    LOGGER.handlers[:] = [handler]
-    LOGGER.setLevel(level.upper())
-    LOGGER.propagate = False
+    EVERYTHING.handlers[:] = [handler]
+    EVERYTHING.setLevel(level.upper())
+    EVERYTHING.propagate = False
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.handlers[:] = [handler]
-    uvicorn.setLevel(max(logging.WARNING, LOGGER.level))
+    uvicorn.setLevel(max(logging.WARNING, EVERYTHING.level))
     uvicorn.propagate = False
     uvicorn.filters[:] = [_is_news]
 

@@ -11,7 +11,7 @@ from monolane.engine.result import Completion, Delta
 from monolane.serve.answering import event
 from monolane.serve.failures import HttpError
 from monolane.serve.responses_request import ResponsesRequest
-from monolane.serve.tools import Call, Part, ToolParser
+from monolane.serve.tool_parser import Call, Part, ToolParser
 
 
 class ResponsesDialect:
@@ -33,7 +33,7 @@ class ResponsesDialect:
         yield from self._parts(self._parser.push(delta.text))
 
     def end(self, result: Completion) -> Iterator[str]:
-        yield from self._parts(self._parser.flush())
+        yield from self._parts(self._parser.flush(result.finish_reason == "length"))
         yield from self._close_message()
         body = self._complete(result)
         yield self._event(f"response.{body['status']}", response=body)
@@ -43,7 +43,7 @@ class ResponsesDialect:
         yield self._event("response.failed", response=self._response | {"status": "failed", "error": told})
 
     def whole(self, result: Completion) -> dict[str, Any]:
-        for _ in self._parts([*self._parser.push(result.text), *self._parser.flush()]):
+        for _ in self._parts([*self._parser.push(result.text), *self._parser.flush(result.finish_reason == "length")]):
             pass
         for _ in self._close_message():
             pass

@@ -7,64 +7,51 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from monolane.engine.params import SamplingParams
-from monolane.serve.chat_request import ANY_OBJECT, FunctionName, json_object
-from monolane.serve.protocol import MAX_MESSAGES, Strict, function_tool
-from monolane.serve.service import MAX_TOOLS, ChatTask
+from monolane.serve.chat_request import ANY_OBJECT, FunctionName
+from monolane.serve.protocol import MAX_MESSAGES, Liberal, Strict, function_tool
+from monolane.serve.service import MAX_TOOLS, AnswerSchema, ChatTask
 
 
-class TextContent(Strict):
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: list[Any] | None = None  # this and logprobs: clients send them back as they got them
-    logprobs: list[Any] | None = None
+class TextContent(Liberal):
+    type: Literal["input_text", "output_text", "text", "refusal"]
+    text: str = ""
+    refusal: str = ""
 
 
-class MessageItem(Strict):
+class MessageItem(Liberal):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextContent]
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
 
     def plain(self) -> dict[str, Any]:
         return {"role": self.role, "content": _text(self.content)}
 
 
-class CallItem(Strict):
+class CallItem(Liberal):
     type: Literal["function_call"]
     name: str
     arguments: str
     call_id: str
-    id: str | None = None
-    status: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        arguments = json_object(self.arguments, "input: function_call: arguments")
-        call = {"type": "function", "id": self.call_id, "function": {"name": self.name, "arguments": arguments}}
+        function = {"name": self.name, "arguments": self.arguments}
+        call = {"type": "function", "id": self.call_id, "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-class OutputItem(Strict):
+class OutputItem(Liberal):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[TextContent]
-    id: str | None = None
-    status: str | None = None
 
     def plain(self) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
 
 
-class ReasoningItem(Strict):
+class ReasoningItem(Liberal):
     """The reasoning of another model: it is left out of the prompt."""
 
     type: Literal["reasoning"]
-    id: str | None = None
-    summary: list[Any] | None = None
-    content: list[Any] | None = None
-    encrypted_content: str | None = None
-    status: str | None = None
 
     def plain(self) -> None:
         return None
@@ -73,7 +60,7 @@ class ReasoningItem(Strict):
 Item = MessageItem | CallItem | OutputItem | ReasoningItem
 
 
-class FunctionTool(Strict):
+class FunctionTool(Liberal):
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
@@ -91,37 +78,36 @@ class OtherTool(BaseModel):
     type: Literal["custom", "local_shell", "namespace", "web_search"]
 
 
-class NamedTool(Strict):
+class NamedTool(Liberal):
     type: Literal["function"]
     name: str
 
 
-class PlainText(Strict):
+class PlainText(Liberal):
     type: Literal["text"]
 
 
-class JsonObject(Strict):
+class JsonObject(Liberal):
     type: Literal["json_object"]
 
 
-class JsonSchema(Strict):
+class JsonSchema(Liberal):
     type: Literal["json_schema"]
     name: str = "answer"
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool = True
+    strict: bool = False
 
 
-class TextOptions(Strict):
+class TextOptions(Liberal):
     format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
-    verbosity: str | None = None  # accepted, and ignored
 
-    def schema_of_answer(self) -> dict[str, Any] | None:
+    def schema_of_answer(self) -> AnswerSchema | None:
         match self.format:
             case JsonObject():
-                return ANY_OBJECT
-            case JsonSchema():
-                return self.format.schema_
+                return AnswerSchema(ANY_OBJECT, "text.format")
+            case JsonSchema(schema_=schema, strict=strict):
+                return AnswerSchema(schema, "text.format", strict)
             case _:
                 return None
 
@@ -147,6 +133,9 @@ class ResponsesRequest(Strict):
     metadata: dict[str, Any] | None = None
     user: str | None = None
     include: list[str] | None = None
+    top_logprobs: Literal[0] | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_retention: str | None = None
     reasoning: dict[str, Any] | None = None
     truncation: Literal["disabled", "auto"] | None = None
     service_tier: str | None = None
@@ -193,4 +182,4 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _text(content: str | list[TextContent]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content)

@@ -20,8 +20,6 @@ from monolane.errors import QueueFullError, ResourceError, UsageError
 
 Kind = Literal["json_schema", "lark"]
 
-MAX_SCHEMA_BYTES = 64 << 10
-MAX_SCHEMA_DEPTH = 32
 COMPILE_S = 4.0  # to compile one grammar
 START_S = 30.0  # for the process to start: a busy machine is slow to import
 MAX_WAITING = 16  # grammars that wait to be compiled
@@ -38,12 +36,9 @@ class GrammarCompiler:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: socket.socket | None = None
 
-    async def schema(self, schema: object, name: str) -> str:
-        """The grammar of a JSON schema; ``name`` is the field of the request that had it."""
-        check_schema(schema, name)
-        return await self.compile("json_schema", json.dumps(schema), name)
-
     async def compile(self, kind: Kind, text: str, name: str) -> str:
+        """The grammar of a JSON schema, or of a grammar in llguidance's notation; ``name`` is the field of the request
+        that had it."""
         if (kind, text) in self._compiled:
             self._compiled.move_to_end((kind, text))
             return self._compiled[kind, text]
@@ -57,7 +52,7 @@ class GrammarCompiler:
         if answer is None:
             raise UsageError(f"{name} takes too much time or memory to be followed.", "Simplify it.")
         if "error" in answer:
-            raise UsageError(f"{name} cannot be followed: {answer['error']}", "Change it accordingly.")
+            raise UsageError(f"{name} cannot be followed: {_in_our_words(answer['error'])}.", "Simplify it.")
         grammar: str = answer["grammar"]
         self._compiled[kind, text] = grammar
         while len(self._compiled) > MAX_KEPT:
@@ -116,21 +111,10 @@ class GrammarCompiler:
         return answer
 
 
-def check_schema(schema: object, name: str) -> None:
-    """UsageError for a schema that is not a JSON object, or is too large or nested too deeply."""
-    if not isinstance(schema, dict):
-        raise UsageError(f"{name} is not a schema.", "Give a JSON object.")
-    if depth_of(schema) > MAX_SCHEMA_DEPTH:
-        raise UsageError(f"{name} is nested too deeply.", f"{MAX_SCHEMA_DEPTH} levels are the most.")
-    size = len(json.dumps(schema))
-    if size > MAX_SCHEMA_BYTES:
-        raise UsageError(f"{name} has {size} bytes.", f"{MAX_SCHEMA_BYTES} are the most.")
-
-
-def depth_of(value: object) -> int:
-    """Levels of objects and lists. It does not recurse, because a hostile value may be nested without limit."""
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        depth += 1
-        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
-    return depth
+def _in_our_words(error: str) -> str:
+    """Why a schema cannot be followed. llguidance speaks of its own insides, which are no business of clients."""
+    if "regex" in error.lower():
+        return "it has a pattern that is not a regular expression, or not one that grammars know"
+    if "unsatisfiable" in error.lower():
+        return "it contradicts itself"
+    return "it uses JSON Schema in a way that grammars do not know, or takes too much to follow"
