@@ -20,8 +20,7 @@ from monolane import LLM, SamplingParams
 from monolane.engine.result import Completion
 from monolane.model.chat import ChatTemplate
 from monolane.model.tokenizer import Tokenizer
-from monolane.serve.completions import CompletionDialect
-from monolane.serve.protocol import StreamOptions
+from monolane.serve.completions import CompletionDialect, CompletionRequest
 from monolane.serve.token_json import TokenJson
 
 LETTERS = ["▁", *"Thebigdowaslkn.[]INS/é"]
@@ -116,7 +115,8 @@ def test_a_stop_string_sees_the_space(pair: Pair) -> None:
 def test_offsets_are_places_in_the_text(pair: Pair) -> None:
     answer = asked(pair, "The big dog", "was big é dog", logprobs=1)
     assert answer.text == " was big é dog"
-    dialect: Any = CompletionDialect("m", TokenJson(pair.ours.token_bytes), SimpleNamespace(), StreamOptions())  # type: ignore[arg-type]
+    body = CompletionRequest(model="m", prompt="The big dog")
+    dialect: Any = CompletionDialect("m", TokenJson(pair.ours.token_bytes), SimpleNamespace(), body)  # type: ignore[arg-type]
     shown = dialect.whole(answer)["choices"][0]["logprobs"]
     for token, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
         assert answer.text[offset:].startswith(token)
