@@ -116,7 +116,8 @@ def test_offsets_are_places_in_the_text(pair: Pair) -> None:
     answer = asked(pair, "The big dog", "was big é dog", logprobs=1)
     assert answer.text == " was big é dog"
     body = CompletionRequest(model="m", prompt="The big dog")
-    dialect: Any = CompletionDialect("m", TokenJson(pair.ours.token_bytes), SimpleNamespace(), body)  # type: ignore[arg-type]
+    asked_of: Any = SimpleNamespace(prompt_logprobs=None)
+    dialect = CompletionDialect("m", TokenJson(pair.ours.token_bytes), asked_of, body)
     shown = dialect.whole(answer)["choices"][0]["logprobs"]
     for token, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
         assert answer.text[offset:].startswith(token)
