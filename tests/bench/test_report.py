@@ -36,7 +36,7 @@ def decode_result(**changes: Any) -> dict[str, Any]:
         "bytes_per_token": 20_000_000,
         "ceiling_bytes_per_s": 12.5e9,
         "fraction_of_ceiling": 0.8,
-        "peers": {"llama.cpp, bf16": {"us_per_token": 4000.0, "ours_is_faster_by": 2.0}},
+        "peers": {"llama.cpp, same file": {"us_per_token": 4000.0, "ours_is_faster_by": 2.0}},
         **COMMON,
         **changes,
     }
@@ -131,7 +131,7 @@ def test_there_is_an_example_of_every_kind() -> None:
         (["us_per_token"], float("nan"), "us_per_token is nan"),
         (["us_per_token"], True, "us_per_token is True"),
         (["context"], 1.5, "context is 1.5"),
-        (["peers", "llama.cpp, bf16"], {}, "peers.llama.cpp, bf16.us_per_token is missing"),
+        (["peers", "llama.cpp, same file"], {}, "peers.llama.cpp, same file.us_per_token is missing"),
         (["energy_j_per_token"], "little", "energy_j_per_token is 'little'"),
     ],
 )

@@ -178,7 +178,7 @@ def test_our_own_server(tmp_path: Path) -> None:
         server.should_exit = True
         thread.join(30)
     assert result["model"] == "synthetic"
-    assert result["device"].endswith("/v1/completions with ignore_eos")  # it refuses fields that it does not know
+    assert result["device"].endswith("/v1/completions with ignore_eos and min_tokens")
     assert result["tokens"] == 200
     assert result["accuracy"]["consistent"] is True
     assert result["us_per_token"] > 0

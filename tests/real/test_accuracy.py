@@ -39,6 +39,7 @@ def test_the_default_model(default_model_path: Path, default_verdict: Verdict) -
     pass_gate(default_verdict, our_logits(default_model_path, "cpu", tokens_of(default_model_path)))
 
 
+@thorough
 def test_the_default_model_in_the_interpreter(default_model_path: Path, default_verdict: Verdict) -> None:
     tokens = tokens_of(default_model_path)[:INTERPRETED]
     pass_gate(default_verdict, our_logits(default_model_path, "interpreter", tokens))

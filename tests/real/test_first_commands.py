@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from command import COMMAND, environment, monolane
 
+from thorough import thorough
+
 GENERATE = ("generate", "smollm2-135m", "--prompt", "The capital of France is", "--max-tokens", "12")
 
 
@@ -33,6 +35,7 @@ def test_generate_writes_the_answer_to_stdout_and_the_speed_to_stderr(default_mo
     assert "tok/s" in plain.err
 
 
+@thorough
 def test_generate_in_the_interpreter(default_model_path: Path) -> None:
     words = (*GENERATE, "--max-tokens", "4", "--json")  # the interpreter takes a second for a token
     native, interpreted = (monolane(*words, "--device", device) for device in ("cpu", "interpreter"))

@@ -21,6 +21,7 @@ from monolane.target import structs
 from monolane.target.base import Finish, Request
 from monolane.target.cuda import opening
 from random_models import CASES, RandomModel, random_model
+from thorough import seldom, thorough
 
 pytest.importorskip("cuda.bindings", reason="the CUDA target's host side needs the cuda-bindings package")
 if sys.platform != "linux":
@@ -46,7 +47,7 @@ def requests(model: RandomModel) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize(("name", "lanes"), [("two lanes", 2), ("mixed, sums", 2), ("llama-96-biases", 3)])
+@pytest.mark.parametrize(("name", "lanes"), [("two lanes", 2), seldom("mixed, sums", 2), seldom("llama-96-biases", 3)])
 def test_the_bits_are_those_of_lanes_together(name: str, lanes: int) -> None:
     plain = {case.name: case for case in CASES}
     model = random_model(plain[name]) if name in plain else laneformer(name)
@@ -59,6 +60,7 @@ def test_the_bits_are_those_of_lanes_together(name: str, lanes: int) -> None:
     np.testing.assert_array_equal(apart.logits(model.tokens[:20]), together.logits(model.tokens[:20]))
 
 
+@thorough
 def test_tags_that_begin_again_on_all_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass or two: then all lanes meet, and each clears its memory."""
     model = laneformer("two lanes")

@@ -58,6 +58,7 @@ def test_the_mixtures_have_stages_and_layers_of_several_formats() -> None:
     assert len(set(down)) > 1
 
 
+@thorough
 def test_inputs_that_shared_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "shared_memory", lambda *given: replace(shared_memory(*given), prefill_cols=0))
     check(open_mixture("qwen2-64"), "qwen2-64")
@@ -74,6 +75,7 @@ def some_logits(target: EmulatedTarget, name: str) -> NDArray[np.float32]:
     return np.concatenate([target.logits(tokens[:18]), target.logits(tokens[:19], 18), target.logits(tokens, 19)])
 
 
+@thorough
 def test_workers_and_delays_change_no_bit() -> None:
     """With 40 workers some have no tile of q and k, and others none of v."""
     name = "qwen2-64"
