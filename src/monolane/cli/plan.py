@@ -39,7 +39,8 @@ def plan(
 ) -> None:
     """Say what a model's config promises on a machine: bytes per token, memory, roofline, predicted time, what binds.
 
-    Nothing is run and no weights are fetched. The prediction is calibrated by measured runs, and has an error bar.
+    Nothing is run and no weights are fetched. The prediction is calibrated by measured runs; it has an
+    error bar where all it rests on was measured.
     """
     from monolane.bench.measure.lengths import parse_length
     from monolane.planner import kog_report, listing, report

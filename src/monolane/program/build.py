@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 
 from monolane.model.config import ModelConfig
@@ -53,8 +54,8 @@ def build_program(
     head_name = "embed" if is_tied else "head"
     head = Matrix("head", ((head_name, shard.vocab),), width, format=formats(head_name))
     stages: list[Stage] = [Embed("embed", head.name if is_tied else table.name, writes="stream_a")]
-    for layer in range(config.layers):
-        stages += _layer(shard, layer, formats)
+    for layer in (_Layer(shard, number, formats) for number in range(config.layers)):
+        stages += [*layer.attention(), *layer.feed_forward()]
     stages += _head(config, head)
     stages.append(Sample("sample", reads="logits"))
     attention = AttentionShape(
@@ -120,118 +121,134 @@ def _exchange(shard: Shard, layer: int, exchanges: bool) -> Exchange | None:
     return Exchange(late=lanes.delay if has_sent else None)
 
 
-def _layer(shard: Shard, layer: int, formats: FormatOf) -> list[Stage]:
-    config = shard.config
-    prefix = f"layers.{layer}."
-    q_size, kv_size = shard.heads * config.head_dim, shard.kv_heads * config.head_dim
-    q, k, v = (("q", q_size), ("k", kv_size), ("v", kv_size))
-    gate, up = (("gate", shard.ffn), ("up", shard.ffn))
-    lanes = config.lanes
+@dataclass(frozen=True)
+class _Layer:
+    """Makes the stages of one layer."""
 
-    def matrix(
-        name: str,
-        parts: list[tuple[str, int]],
-        cols: int,
-        arrangement: Arrangement = Arrangement.STACK,
-    ) -> Matrix:
-        named = tuple((prefix + part, rows) for part, rows in parts)
-        return Matrix(prefix + name, named, cols, arrangement, format_here([part for part, _ in parts]))
+    shard: Shard
+    number: int
+    formats: FormatOf
 
-    def format_here(parts: list[str]) -> Format:
-        """The format of a matrix in this layer. All layers have an order of their own, or none: they are alike."""
-        everywhere = [common_format([f"layers.{i}.{part}" for part in parts], formats) for i in range(config.layers)]
-        in_all = all(format.ordered for format in everywhere)
-        return BF16 if everywhere[layer].ordered and not in_all else everywhere[layer]
+    @property
+    def config(self) -> ModelConfig:
+        return self.shard.config
 
-    def order(matrix: Matrix, first: str) -> Vector | None:
-        """``first``: the part whose order is that of all."""
-        if not matrix.format.ordered:
-            return None
-        return Vector(f"{prefix}{first}.order", ((f"{prefix}{first}.order", matrix.cols),))
+    @property
+    def prefix(self) -> str:
+        return f"layers.{self.number}."
 
-    def bias(matrix: Matrix, present: bool) -> Vector | None:
-        if not present:
-            return None
-        parts = tuple((f"{name}.bias", rows) for name, rows in matrix.parts)
-        return Vector(f"{matrix.name}.bias", parts, matrix.arrangement)
-
-    def norm(name: str, size: int) -> Norm:
-        return Norm(Vector(prefix + name, ((prefix + name, size),)), config.norm_eps)
-
-    def qkv() -> Iterator[Stage]:
-        """One projection where q, k and v have the same format, else one for each run of equal formats. They are
-        divided in the same way in all layers, so that all layers have the same stages."""
-        first_row = 0
-        for _, run in groupby([q, k, v], lambda part: [formats(f"layers.{i}.{part[0]}") for i in range(config.layers)]):
-            parts = list(run)
-            rows = matrix("".join(part for part, _ in parts), parts, config.hidden)
-            yield Project(
-                rows.name.removeprefix(prefix),
-                layer,
-                rows,
-                norm("attn_norm", config.hidden),
-                Output.STORE,
-                reads="stream_a",
-                writes="qkv",
-                bias=bias(rows, config.qkv_bias),
-                order=order(rows, "q"),
-                continues=first_row > 0,
-                first_row=first_row,
-            )
-            first_row += rows.rows
-
-    o = matrix("o", [("o", config.hidden)], q_size)
-    gate_up = matrix("gate_up", [gate, up], config.hidden, Arrangement.INTERLEAVE)
-    down = matrix("down", [("down", config.hidden)], shard.ffn)
-    return [
-        *qkv(),
-        Attend(
+    def attention(self) -> Iterator[Stage]:
+        config, lanes = self.config, self.config.lanes
+        window = config.windows[self.number]
+        yield from self._qkv()
+        yield Attend(
             "attend",
-            layer,
-            window=config.windows[layer],
-            q_norm=norm("q_norm", config.head_dim) if config.qk_norm else None,
-            k_norm=norm("k_norm", config.head_dim) if config.qk_norm else None,
+            self.number,
+            window=window,
+            q_norm=self._norm("q_norm", config.head_dim) if config.qk_norm else None,
+            k_norm=self._norm("k_norm", config.head_dim) if config.qk_norm else None,
             reads="qkv",
             writes="partials",
-        ),
-        Project(
+        )
+        o = self._matrix("o", [("o", config.hidden)], self.shard.heads * config.head_dim)
+        yield Project(
             "o",
-            layer,
+            self.number,
             o,
-            Merge(config.windows[layer]),
+            Merge(window),
             Output.RESIDUAL,
             reads="partials",
             writes="stream_b",
             residual="stream_a",
-            bias=bias(o, config.o_bias),
-            order=order(o, "o"),
-            exchange=_exchange(shard, layer, lanes is None or lanes.exchanges_attention),
-        ),
-        Project(
+            bias=self._bias(o, config.o_bias),
+            order=self._order(o, "o"),
+            exchange=_exchange(self.shard, self.number, lanes is None or lanes.exchanges_attention),
+        )
+
+    def feed_forward(self) -> Iterator[Stage]:
+        config, lanes, ffn = self.config, self.config.lanes, self.shard.ffn
+        gate_up = self._matrix("gate_up", [("gate", ffn), ("up", ffn)], config.hidden, Arrangement.INTERLEAVE)
+        yield Project(
             "gate_up",
-            layer,
+            self.number,
             gate_up,
-            norm("ffn_norm", config.hidden),
+            self._norm("ffn_norm", config.hidden),
             Output.GATE,
             reads="stream_b",
             writes="gated",
-            bias=bias(gate_up, config.mlp_bias),
-            order=order(gate_up, "gate"),
-        ),
-        Project(
+            bias=self._bias(gate_up, config.mlp_bias),
+            order=self._order(gate_up, "gate"),
+        )
+        down = self._matrix("down", [("down", config.hidden)], ffn)
+        yield Project(
             "down",
-            layer,
+            self.number,
             down,
             Plain(),
             Output.RESIDUAL,
             reads="gated",
             writes="stream_a",
             residual="stream_b",
-            bias=bias(down, config.mlp_bias),
-            order=order(down, "down"),
-            exchange=_exchange(shard, layer, lanes is None or lanes.exchanges_mlp),
-        ),
-    ]
+            bias=self._bias(down, config.mlp_bias),
+            order=self._order(down, "down"),
+            exchange=_exchange(self.shard, self.number, lanes is None or lanes.exchanges_mlp),
+        )
+
+    def _qkv(self) -> Iterator[Stage]:
+        """One projection where q, k and v have the same format, else one for each run of equal formats. They are
+        divided in the same way in all layers, so that all layers have the same stages."""
+        config = self.config
+        q_size, kv_size = self.shard.heads * config.head_dim, self.shard.kv_heads * config.head_dim
+        first_row = 0
+        for _, run in groupby([("q", q_size), ("k", kv_size), ("v", kv_size)], lambda part: self._in_layers(part[0])):
+            parts = list(run)
+            rows = self._matrix("".join(part for part, _ in parts), parts, config.hidden)
+            yield Project(
+                rows.name.removeprefix(self.prefix),
+                self.number,
+                rows,
+                self._norm("attn_norm", config.hidden),
+                Output.STORE,
+                reads="stream_a",
+                writes="qkv",
+                bias=self._bias(rows, config.qkv_bias),
+                order=self._order(rows, "q"),
+                continues=first_row > 0,
+                first_row=first_row,
+            )
+            first_row += rows.rows
+
+    def _matrix(
+        self, name: str, parts: list[tuple[str, int]], cols: int, arrangement: Arrangement = Arrangement.STACK
+    ) -> Matrix:
+        named = tuple((self.prefix + part, rows) for part, rows in parts)
+        format = self._format(*(part for part, _ in parts))
+        return Matrix(self.prefix + name, named, cols, arrangement, format)
+
+    def _in_layers(self, *parts: str) -> list[Format]:
+        """The format of a matrix made of these parts, in every layer."""
+        layers = range(self.config.layers)
+        return [common_format([f"layers.{i}.{part}" for part in parts], self.formats) for i in layers]
+
+    def _format(self, *parts: str) -> Format:
+        """The same in this layer. All layers have an order of their own, or none: they are alike."""
+        everywhere = self._in_layers(*parts)
+        here, in_all = everywhere[self.number], all(format.ordered for format in everywhere)
+        return BF16 if here.ordered and not in_all else here
+
+    def _order(self, matrix: Matrix, first: str) -> Vector | None:
+        """``first``: the part whose order is that of all."""
+        name = f"{self.prefix}{first}.order"
+        return Vector(name, ((name, matrix.cols),)) if matrix.format.ordered else None
+
+    def _bias(self, matrix: Matrix, present: bool) -> Vector | None:
+        if not present:
+            return None
+        parts = tuple((f"{name}.bias", rows) for name, rows in matrix.parts)
+        return Vector(f"{matrix.name}.bias", parts, matrix.arrangement)
+
+    def _norm(self, name: str, size: int) -> Norm:
+        return Norm(Vector(self.prefix + name, ((self.prefix + name, size),)), self.config.norm_eps)
 
 
 def common_format(names: list[str], formats: FormatOf) -> Format:

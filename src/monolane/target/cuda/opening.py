@@ -28,6 +28,7 @@ from monolane.target.caches import resident_caches
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
 from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_PAGES
+from monolane.target.cuda.formats import any_low_bit
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
@@ -160,8 +161,8 @@ def open_cuda(
     from monolane.target.cuda.launcher import Launcher
     from monolane.target.cuda.runtime import CudaTarget
 
-    _note_untried(device, progress)
     plan = cuda_plan(config, device.processors, lanes, weights.format)
+    _note_untried(device, plan.program, False, progress)
     note_widened(plan.program, weights, progress)
     gpu = Context(device)
     caches = _caches_that_fit(plan, context, lanes, 1, gpu)
@@ -185,10 +186,10 @@ def open_cuda_apart(
     from monolane.target.cuda.launcher import Launcher
     from monolane.target.cuda.runtime import CudaTarget
 
-    _note_untried(device, progress)
     devices = lane_devices(lanes)
     sharing = sum(other.number == device.number for other in devices)  # lanes on this GPU
     plan = cuda_plan(config, device.processors * lanes // sharing, lanes, weights.format)
+    _note_untried(device, plan.program, True, progress)
     note_widened(plan.program, weights, progress)
     gpu, memory = Context(device), SharedAllocator()
     caches = _caches_that_fit(plan, context, 1, sharing, gpu)
@@ -232,12 +233,16 @@ def lane_devices(lanes: int) -> list[Device]:
     return found[:lanes]
 
 
-def _note_untried(device: Device, progress: Progress) -> None:
+def _note_untried(device: Device, program: Program, apart: bool, progress: Progress) -> None:
+    """What no GPU has run yet, or not one of this kind."""
     if device.capability != TRIED:
         progress.note(
             f"Untried on this GPU: {device.name} ({device.architecture}). The kernel is compiled for it, but has only "
             "run on an H200 so far; device='cpu' (--device cpu) leaves it alone."
         )
+    untried = ["low-bit weights"] * any_low_bit(program) + ["lanes apart"] * apart
+    if untried:
+        progress.note(f"Untried on any GPU so far, tested in emulation alone: {' and '.join(untried)}.")
 
 
 def _caches_that_fit(plan: Plan, context: int, lanes: int, launches: int, gpu: Context) -> int:
