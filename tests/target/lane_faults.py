@@ -67,12 +67,14 @@ def stalled(target: CudaTarget) -> None:
     answer(target, asked(4))
 
 
-def overwritten(target: CudaTarget, write: Callable[[int, np.ndarray], None]) -> None:
-    """Somebody overwrites the mailbox of lane 0 all the time."""
+def overwritten(target: CudaTarget, write: Callable[[int, np.ndarray], None], times: int = 1) -> None:
+    """Somebody overwrites the mailbox of lane 0 all the time: so many times for each batch of tokens. A word is read a
+    few microseconds after it was sent, so on a GPU it takes many times to hit one."""
     rubbish = np.full(target.launcher.model.sizes["mailbox"], 255, np.uint8)
     for _ in range(20):
         for _ in target.run(asked()):
-            write(target.launcher.launch.mailbox, rubbish)
+            for _ in range(times):
+                write(target.launcher.launch.mailbox, rubbish)
 
 
 def _write(address: int, data: np.ndarray) -> None:
@@ -87,7 +89,7 @@ def main() -> None:
     model = laneformer(MODEL)
     acts: dict[str, Callable[[CudaTarget], None]] = {
         "killed": killed, "killed before": killed_before, "stopped": stopped, "stalled": stalled,
-        "overwritten": lambda target: overwritten(target, _write), "nothing": lambda target: None,
+        "overwritten": lambda target: overwritten(target, _write, 200), "nothing": lambda target: None,
     }  # fmt: skip
     stall = (67, 4, 2) if what == "stalled" else None  # the second worker of lane 1, of 66 each
     generate = opening.generate
