@@ -18,6 +18,7 @@ from fake_target import FakeTarget, Faults, RealClock
 from monolane.engine.async_engine import QUEUE_LIMIT, AsyncEngine
 from monolane.engine.core import Loaded, serve
 from monolane.engine.grammar import grammar_maker
+from monolane.engine.queue import WaitingQueue
 from monolane.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def synthetic_engine(
     queue_limit: int = QUEUE_LIMIT,
     model: Model | None = None,
     limits: Mapping[str, Any] | None = None,
+    queue: WaitingQueue | None = None,
     **behaviour: float | int | str,
 ) -> AsyncEngine:
     """An engine that answers with ``answer``, over and over, and ends where that says <eos>; see Synthetic. ``limits``
@@ -70,7 +72,8 @@ def synthetic_engine(
     options = json.dumps(behaviour)
     Synthetic(**behaviour)  # type: ignore[arg-type]  # a wrong name is seen here, and not in another process
     command = [sys.executable, __file__, options]
-    return AsyncEngine(lambda _: model or fake_model(), lambda _: command, queue_limit=queue_limit, **(limits or {}))
+    queue = queue or WaitingQueue(queue_limit)
+    return AsyncEngine(lambda _: model or fake_model(), lambda _: command, queue=queue, **(limits or {}))
 
 
 def main() -> None:
