@@ -59,6 +59,17 @@ def resolve(spec: str, progress: Progress | None = None) -> Path:
     raise UsageError(f"There is no model {spec!r}: no such file or folder, and no such name.", _accepted(spec))
 
 
+def models_in(spec: str) -> list[str]:
+    """The models in a folder of models: .gguf files, and folders with a config.json. Anything else is a model itself."""
+    folder = _local(spec)
+    if folder is None or not folder.is_dir() or (folder / "config.json").exists():
+        return [spec]
+    found = [
+        path for path in sorted(folder.iterdir()) if path.suffix.lower() == ".gguf" or (path / "config.json").exists()
+    ]
+    return [str(path) for path in found] or [spec]
+
+
 def describe_models() -> list[ModelEntry]:
     """Every model of the catalogue, then every other one in the cache."""
     entries = []

@@ -97,8 +97,8 @@ def open_target(
     progress: Progress | None = None,
 ) -> Target:
     """Compile the kernel, allocate memory and pack the tape. ``placement``: lanes in one process, or one process per
-    lane. ``quantise``: "q8" or "q4" for matrices that are not low-bit. ``sharing``: so many models share the memory that
-    is left for KV caches. ``progress`` shows the loading, and notes for the user."""
+    lane. ``quantise``: "q8" or "q4" for matrices that are not low-bit. ``sharing``: so many models share the memory
+    that is left for KV caches. ``progress`` shows the loading, and notes for the user."""
     progress = progress or Silent()
     weights = quantised(weights, quantise)
     if placement not in PLACEMENTS:

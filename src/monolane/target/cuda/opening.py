@@ -153,10 +153,16 @@ def memory_needed(plan: Plan, context: int, lanes: int) -> int:
 
 
 def open_cuda(
-    config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress, lanes: int = 1, sharing: int = 1
+    config: ModelConfig,
+    weights: Weights,
+    context: int,
+    device: Device,
+    progress: Progress,
+    lanes: int = 1,
+    sharing: int = 1,
 ) -> CudaTarget:
-    """Compile the kernel while the tapes of all lanes are packed, then copy them to the GPU. ``sharing``: so many models
-    share the GPU's memory."""
+    """Compile the kernel while the tapes of all lanes are packed, then copy them to the GPU. ``sharing``: so many
+    models share the GPU's memory."""
     from monolane.target.cuda.driver import Context
     from monolane.target.cuda.launch_model import LaunchModel
     from monolane.target.cuda.launcher import Launcher
@@ -178,7 +184,13 @@ def open_cuda(
 
 
 def open_cuda_apart(
-    config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress, lanes: int, sharing: int = 1
+    config: ModelConfig,
+    weights: Weights,
+    context: int,
+    device: Device,
+    progress: Progress,
+    lanes: int,
+    sharing: int = 1,
 ) -> CudaTarget:
     """Every lane in a process of its own; the first is this one. Each has a GPU, or a share of one."""
     from monolane.target.cuda import follower, peer_memory
