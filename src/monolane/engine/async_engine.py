@@ -21,7 +21,7 @@ from monolane.engine.params import SamplingParams
 from monolane.engine.prompt import make_transcript
 from monolane.engine.queue import WaitingQueue
 from monolane.engine.scheduler import Scheduler
-from monolane.engine.state import Counters, EngineState, Status, TargetInfo
+from monolane.engine.state import About, Counters, EngineState, Status, TargetInfo
 from monolane.engine.supervisor import Supervisor
 from monolane.errors import EngineFailedError, NotReadyError, UsageError
 from monolane.model.chat import Rendering
@@ -73,7 +73,8 @@ class AsyncEngine:
         self._model: Model | None = None
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, "monolane-tokenizer")
         self.tokenizer: ChatTokenizer | None = None
-        self.target: TargetInfo | None = None  # still told after it was unloaded
+        self.target: TargetInfo | None = None  # this and the next are still told after it was unloaded
+        self.about: About | None = None
 
     @classmethod
     def for_model(
@@ -313,6 +314,7 @@ class AsyncEngine:
     async def _start(self) -> None:
         model = self._model = await in_daemon_thread(lambda: self._load(self._progress))
         self.tokenizer = ChatTokenizer(model)
+        self.about = about(model, self.tokenizer)
         self._progress.done()
         self._supervisor = Supervisor(self._command(model), self, STALL_S)
         try:
@@ -347,3 +349,16 @@ class AsyncEngine:
         if self._status == "unloaded":
             return NotReadyError("The model is not loaded.", "Ask again in a moment.")
         return NotReadyError(f"The model is still loading{self._progress.shown_share}.", "Ask again in a moment.")
+
+
+def about(model: Model, tokenizer: ChatTokenizer) -> About:
+    is_file = model.path.is_file()
+    files = [model.path] if is_file else [file for file in model.path.glob("*") if file.is_file()]
+    return About(
+        family=model.config.family,
+        dtype=model.dtype,
+        file_format="gguf" if is_file else "safetensors",
+        disk_bytes=sum(file.stat().st_size for file in files),
+        template=model.chat.source if model.chat else "",
+        can_infill=tokenizer.can_infill,
+    )

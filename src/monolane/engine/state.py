@@ -34,6 +34,18 @@ class TargetInfo:
     memory_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class About:
+    """What is known of a model that was loaded once: its architecture, how its file stores it, its size on disk."""
+
+    family: str
+    dtype: str
+    file_format: str
+    disk_bytes: int
+    template: str  # of its chat; empty where it has none
+    can_infill: bool
+
+
 @dataclass
 class Counters:
     """Totals since the start. ``queue_s`` and ``first_token_s`` are sums over the requests that got so far."""

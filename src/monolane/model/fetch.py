@@ -60,7 +60,7 @@ def resolve(spec: str, progress: Progress | None = None) -> Path:
 
 
 def models_in(spec: str) -> list[str]:
-    """The models in a folder of models: .gguf files, and folders with a config.json. Anything else is a model itself."""
+    """The models in a folder of models: .gguf files, and folders with a config.json. All else is a model itself."""
     folder = _local(spec)
     if folder is None or not folder.is_dir() or (folder / "config.json").exists():
         return [spec]

@@ -28,13 +28,26 @@ SEND_S = 60.0  # for a piece to be sent; a client that reads more slowly is cut 
 
 
 class Dialect(Protocol):
-    """How one API writes an answer. ``whole`` returns the body of a response; the others return server-sent events."""
+    """How one API writes an answer. ``whole`` returns the body of a response; the others return parts of a stream.
+    ``comment`` is what a client does not see; it may be empty."""
 
+    @property
+    def media_type(self) -> str: ...
+    def comment(self, text: str) -> str: ...
     def begin(self) -> Iterable[str]: ...
     def piece(self, delta: Delta) -> Iterable[str]: ...
     def end(self, result: Completion) -> Iterable[str]: ...
     def failure(self, error: HttpError) -> Iterable[str]: ...
     def whole(self, result: Completion) -> dict[str, Any]: ...
+
+
+class ServerSentEvents:
+    """What the dialects have in common whose streams are server-sent events."""
+
+    media_type = "text/event-stream"
+
+    def comment(self, text: str) -> str:
+        return f": {text}\n\n"
 
 
 def event(body: dict[str, Any], name: str | None = None) -> str:
@@ -79,12 +92,12 @@ async def whole(model: ServedModel, request: Request, answer: Answer) -> Complet
 
 
 class AnswerStream(Response):
-    """Server-sent events. When the response ends, for whatever reason, the request is cancelled."""
-
-    media_type = "text/event-stream"
+    """The answer piece by piece. When the response ends, for whatever reason, the request is cancelled."""
 
     def __init__(self, model: ServedModel, answer: Answer, dialect: Dialect, headers: Mapping[str, str]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        super().__init__(
+            media_type=dialect.media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
+        )
         del self.headers["content-length"]
         self._model, self._answer, self._dialect = model, answer, dialect
         self._failure: MonolaneError | None = None  # after the first byte was sent
@@ -120,17 +133,9 @@ class AnswerStream(Response):
         began = False
         try:
             async for happened in paced(self._answer):
-                match happened:
-                    case None:
-                        yield ": waiting\n\n"
-                    case Queued(position):
-                        yield f": queue {position}\n\n"
-                    case Started():
-                        yield "".join(self._dialect.begin())
-                    case Delta():
-                        if text := "".join(self._dialect.piece(happened)):
-                            yield text
-                began = True
+                if text := self._text(happened):
+                    yield text
+                    began = True
             yield "".join(self._dialect.end(completed(self._answer, client)))
         except SlowReaderError:
             raise
@@ -139,6 +144,17 @@ class AnswerStream(Response):
                 raise
             self._failure = error
             yield "".join(self._dialect.failure(failure_of(error)))
+
+    def _text(self, happened: Event | None) -> str:
+        match happened:
+            case None:
+                return self._dialect.comment("waiting")
+            case Queued(position):
+                return self._dialect.comment(f"queue {position}")
+            case Started():
+                return "".join(self._dialect.begin())
+            case Delta():
+                return "".join(self._dialect.piece(happened))
 
 
 async def paced(answer: Answer) -> AsyncIterator[Event | None]:

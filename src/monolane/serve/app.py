@@ -14,6 +14,7 @@ from monolane.serve.failures import add_failure_handlers
 from monolane.serve.guard import Guard
 from monolane.serve.leases import Leases
 from monolane.serve.limits import Limits
+from monolane.serve.ollama_routes import add_ollama
 from monolane.serve.playground_routes import Machine, add_playground
 from monolane.serve.reference import add_reference
 from monolane.serve.request_log import RequestLog
@@ -27,6 +28,7 @@ def create_app(
     """``only_local``: the server listens on loopback only. ``allow_origins``: other sites whose pages may use it."""
     app = FastAPI(title="Monolane", version=monolane.__version__, docs_url=None, redoc_url=None)
     add_routes(app, service)
+    add_ollama(app, service)
 
     async def machine(name: str | None, scope: Scope) -> Machine:
         return (await service.model(name, scope)).machine()

@@ -13,6 +13,7 @@ from monolane.serve.metrics import ModelMetrics
 from monolane.serve.playground_routes import Machine
 from monolane.serve.schemas import followable
 from monolane.serve.structured_output import GrammarCompiler
+from monolane.serve.thinking import OPEN
 from monolane.serve.token_json import TokenJson
 from monolane.serve.tool_parser import parser_for
 from monolane.serve.tools import Style, call_grammar, style_of
@@ -75,6 +76,25 @@ class ServedModel:
             can_chat=tokenizer.can_chat,
             sampling=tokenizer.sampling,
         )
+
+    async def grammar_of(self, task: ChatTask) -> tuple[str | None, list[str]]:
+        """For a prompt without a chat template: the grammar of its schema, if any, and what of that is not enforced."""
+        return await self._grammar(task, None)
+
+    async def capabilities(self) -> list[str]:
+        """In Ollama's words; none before the model was loaded once."""
+        if (about := self.engine.about) is None:
+            return []
+        if self.engine.state.status == "ready" and about.template:
+            await self._style_of_calls()
+        has_tools = self._style is not None and self._style[0] is not None
+        return ["tools"] * has_tools + ["thinking"] * self.can_think + ["insert"] * about.can_infill
+
+    @property
+    def can_think(self) -> bool:
+        """Whether its chat template knows of thoughts before an answer."""
+        template = self.engine.about.template if self.engine.about else ""
+        return OPEN in template or "enable_thinking" in template
 
     async def _style_of_calls(self) -> Style | None:
         """How the model writes tool calls, from its chat template; found once."""
