@@ -19,7 +19,7 @@ from monolane.engine.async_engine import QUEUE_LIMIT, AsyncEngine
 from monolane.engine.core import Loaded, serve
 from monolane.engine.grammar import grammar_maker
 from monolane.engine.queue import WaitingQueue
-from monolane.errors import UsageError
+from monolane.errors import NotEnoughMemoryError, UsageError
 
 if TYPE_CHECKING:
     from monolane.model.load import Model
@@ -33,6 +33,7 @@ class Synthetic:
     """How it behaves. ``faults`` and ``only_once``: those of the target (see Faults), and
 
     load, load-crash    it cannot be loaded, or dies while it loads
+    memory              it needs 3,000 bytes, and 1,000 are there, or 100 fewer where it is ``short``
     """
 
     tokens_per_second: float = 5_000.0
@@ -41,6 +42,7 @@ class Synthetic:
     caches: int = 4
     prefill_tokens_per_second: float = 1e6
     load_s: float = 0.0
+    short: int = 0
     faults: str = ""
     only_once: str = ""
 
@@ -84,6 +86,8 @@ def main() -> None:
         target = behaviour.target()
         if target.faults.strike("load-crash"):
             os.abort()
+        if target.faults.strike("memory"):
+            raise NotEnoughMemoryError("It needs more.", "Less.", 3_000, 1_000 - 100 * behaviour.short)
         if target.faults.strike("load"):
             raise UsageError("It was told not to load.", "Tell it otherwise.")
         model = fake_model()

@@ -76,9 +76,9 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others_alone() -> None:
     with running(others={"broken": synthetic_engine(faults="load")}) as server:
         status, body = server.post("/v1/chat/completions", {"model": "broken", "messages": HI})
         assert (status, body["error"]["code"]) == (500, "model_load_failed")
-        assert "told not to load" in body["error"]["message"]
+        assert "log says why" in body["error"]["message"]
         assert server.post("/v1/chat/completions", {"model": "fake", "messages": HI})[0] == 200
-        assert server.get("/health")[1]["models"]["broken"]["problem"] == "It was told not to load."
+        assert server.get("/health")[1]["models"]["broken"]["status"] == "failed"
 
 
 def test_an_answer_is_not_cut_off_by_its_keep_alive() -> None:
@@ -98,6 +98,22 @@ def test_a_stream_that_is_left_frees_its_model() -> None:
             next(iter(stream))
             assert server.engine.state.status == "ready"
         until(lambda: server.engine.state.status == "unloaded")
+
+
+def test_the_memory_that_is_missing_is_told_in_numbers(tmp_path: Path) -> None:
+    """The engine needs 3,000 bytes, of which 1,000 are there; the other model holds 2,000."""
+    once = str(tmp_path / "once")
+    more = {
+        "fits": synthetic_engine(faults="memory", only_once=once),
+        "huge": synthetic_engine(faults="memory", short=1),
+    }
+    with running(others=more) as server:
+        status, body = server.post("/v1/chat/completions", {"model": "huge", "messages": HI})
+        assert (status, body["error"]["code"]) == (500, "model_load_failed")
+        assert "huge needs 3.0 kB of memory, and there would be 2.9 kB" in body["error"]["message"]
+        assert server.engine.state.status == "ready"
+        assert server.post("/v1/chat/completions", {"model": "fits", "messages": HI})[0] == 200
+        assert server.engine.state.status == "unloaded"
 
 
 def test_a_queue_that_is_full_refuses_for_every_model() -> None:

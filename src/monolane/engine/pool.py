@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 
 from monolane.cache import human_size
 from monolane.engine.async_engine import AsyncEngine
-from monolane.errors import NotEnoughMemoryError
+from monolane.errors import NotEnoughMemoryError, NotReadyError
 
 LOGGER = logging.getLogger("monolane.engine")
 FOREVER = -1.0  # as a keep-alive: until memory is needed
@@ -159,6 +159,8 @@ class EnginePool:
                         await self._make_room(seat, error)
             except Exception as error:
                 seat.failed_s, seat.error = time.monotonic(), error
+                if len(self.seats) > 1 and not isinstance(error, NotReadyError):
+                    LOGGER.warning("%s could not be loaded: %s", seat.name, error)
                 raise
             finally:
                 for other in self.seats.values():

@@ -26,7 +26,7 @@ from monolane.serve.protocol import MAX_MESSAGES, Strict
 from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
 from monolane.serve.served_model import ServedModel
-from monolane.serve.service import Service
+from monolane.serve.service import LOG_SAYS, Service
 
 
 class TokenizeRequest(RenderingFields):
@@ -132,7 +132,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         several = (
             {}
             if len(service.models) == 1
-            else {"models": {one.model_id: _fields(state) for one, state in service.described()}}
+            else {"models": {one.model_id: _fields_for_all(state) for one, state in service.described()}}
         )
         if (state := service.trouble) is None:
             return JSONResponse({"status": "ok"} | several)
@@ -159,6 +159,11 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 def _fields(state: EngineState) -> dict[str, Any]:
     return {field: getattr(state, field) for field in ("status", "label", "done_bytes", "total_bytes", "problem")}
+
+
+def _fields_for_all(state: EngineState) -> dict[str, Any]:
+    """Of one of several models. Why one could not be loaded is for the log: it may name files of this machine."""
+    return _fields(state) | ({"problem": LOG_SAYS} if state.status == "failed" else {})
 
 
 def _card(service: Service, model: ServedModel, name: str) -> dict[str, Any]:

@@ -10,12 +10,15 @@ from starlette.types import Scope
 from monolane.engine.async_engine import AsyncEngine
 from monolane.engine.pool import FOREVER, WAIT_S, EnginePool
 from monolane.engine.state import EngineState
-from monolane.errors import MonolaneError, UnavailableError
+from monolane.errors import MonolaneError, NotEnoughMemoryError, UnavailableError
 from monolane.serve.failures import HttpError
 from monolane.serve.leases import hold
 from monolane.serve.metrics import Metrics
+from monolane.serve.request_log import note
 from monolane.serve.served_model import ServedModel
 from monolane.serve.structured_output import GrammarCompiler
+
+LOG_SAYS = "the server's log says why."
 
 
 class Service:
@@ -66,8 +69,12 @@ class Service:
         except UnavailableError:
             raise
         except MonolaneError as error:  # whatever it is, the client has not caused it
-            message = " ".join(f"{found.model_id} could not be loaded: {error}".split("\n"))
+            # Numbers are for everyone; other errors name files of this machine.
+            why = " ".join(str(error).split("\n")) if isinstance(error, NotEnoughMemoryError) else LOG_SAYS
+            message = f"{found.model_id} could not be loaded: {why}"
             raise HttpError(500, message, "server_error", code="model_load_failed") from error
+        if len(self.models) > 1:
+            note(scope, model=found.model_id)
         return found
 
     async def start(self) -> None:
