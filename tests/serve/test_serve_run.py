@@ -209,6 +209,9 @@ def _request(url: str, key: str):  # type: ignore[no-untyped-def]
         (["--api-key-file", "FILE"], "two words", "API key"),
         (["--api-key", "schlüssel"], "", "API key"),
         (["--log-level", "loud"], "", "--log-level"),
+        (["--keep-alive", "soon"], "", "--keep-alive"),
+        (["a", "b", "--served-model-name", "c"], "", "--served-model-name"),
+        (["--config", "FILE"], 'model = ["a", "b", "a"]', "Two models"),
         (["--queue-limit", "-1"], "", "--queue-limit"),
     ],
 )

@@ -16,6 +16,7 @@ from monolane.engine.pool import FOREVER
 from monolane.engine.queue import WaitingQueue
 from monolane.serve.durations import seconds
 from synthetic_engine import synthetic_engine
+from thorough import thorough
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 
@@ -116,6 +117,7 @@ def test_the_memory_that_is_missing_is_told_in_numbers(tmp_path: Path) -> None:
         assert server.engine.state.status == "unloaded"
 
 
+@thorough
 def test_a_queue_that_is_full_refuses_for_every_model() -> None:
     queue = WaitingQueue(0)
     slow = synthetic_engine(answer="a", tokens_per_second=100, context=60_000, queue=queue)
