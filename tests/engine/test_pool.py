@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -154,6 +155,26 @@ def test_unused_models_are_unloaded_after_their_keep_alive() -> None:
         await used(pool, "b")
         await asyncio.sleep(0.02)
         assert engines.b.done == "+"
+
+    run(test)
+
+
+def test_one_that_was_used_again_meanwhile_stays() -> None:
+    """Its time was over while another one was being loaded, and then it was used."""
+
+    async def test() -> None:
+        pool, engines = fakes(10, a=1, b=1, keep_alive_s=60)
+        engines.b.gate.clear()
+        loading = asyncio.create_task(used(pool, "b"))
+        await until(lambda: engines.b.status == "loading")
+        seat = pool.seats["a"]
+        engines.a.status, seat.used_s = "ready", time.monotonic() - 61
+        pool._expired(seat)  # as its timer does
+        await used(pool, "a")
+        engines.b.gate.set()
+        await loading
+        await asyncio.sleep(0.02)
+        assert engines.a.status == "ready"
 
     run(test)
 

@@ -27,6 +27,7 @@ from monolane.errors import NotEnoughMemoryError, NotReadyError
 LOGGER = logging.getLogger("monolane.engine")
 FOREVER = -1.0  # as a keep-alive: until memory is needed
 WAIT_S = 120.0  # that a request waits for its model; then it gets a 503, and the loading goes on
+SLACK_S = 0.01  # that a timer may be early
 REMEMBERED_S = 30.0  # an error of loading: requests get it without another try
 
 
@@ -207,7 +208,8 @@ class EnginePool:
 
     async def _unload_unused(self, seat: Seat) -> None:
         async with self._changing:
-            if not seat.leases and not seat.waiting and seat.is_loaded and not self._closed:
+            left_s = seat.expires_s  # it may have been used while another engine was loaded
+            if left_s is not None and left_s < SLACK_S and not seat.leases and not seat.waiting and not self._closed:
                 await self._unload(seat, f"unused for {seat.keep_alive_s:g} s")
 
 
