@@ -58,8 +58,8 @@ test-clients: install $(CLIENTS)/.installed
 bench: install
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	for model in smollm2-135m qwen2.5-coder-1.5b; do \
-		$(BIN)/python -m monolane.bench run $$model --peers llama.cpp && \
-		$(BIN)/python -m monolane.bench load $$model || exit 1; \
+		$(BIN)/python -m monolane.bench run $$model --peers llama.cpp --keep && \
+		$(BIN)/python -m monolane.bench load $$model --keep || exit 1; \
 	done
 	$(MAKE) report
 

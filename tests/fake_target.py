@@ -89,6 +89,7 @@ class FakeTarget:
     context: int = 256
     caches: int = 1
     bytes_per_token: int = 1_000
+    memory_bytes: int = 2_000
     vocab: int = 0  # 0: it has no logits
     stall_s: float = 0.7
     clock: FakeClock | RealClock = field(default_factory=FakeClock)

@@ -18,7 +18,8 @@ from fake_target import FakeTarget, Faults, RealClock
 from monolane.engine.async_engine import QUEUE_LIMIT, AsyncEngine
 from monolane.engine.core import Loaded, serve
 from monolane.engine.grammar import grammar_maker
-from monolane.errors import UsageError
+from monolane.engine.queue import WaitingQueue
+from monolane.errors import NotEnoughMemoryError, UsageError
 
 if TYPE_CHECKING:
     from monolane.model.load import Model
@@ -32,6 +33,7 @@ class Synthetic:
     """How it behaves. ``faults`` and ``only_once``: those of the target (see Faults), and
 
     load, load-crash    it cannot be loaded, or dies while it loads
+    memory              it needs 3,000 bytes, and 1,000 are there, or 100 fewer where it is ``short``
     """
 
     tokens_per_second: float = 5_000.0
@@ -40,6 +42,7 @@ class Synthetic:
     caches: int = 4
     prefill_tokens_per_second: float = 1e6
     load_s: float = 0.0
+    short: int = 0
     faults: str = ""
     only_once: str = ""
 
@@ -63,6 +66,7 @@ def synthetic_engine(
     queue_limit: int = QUEUE_LIMIT,
     model: Model | None = None,
     limits: Mapping[str, Any] | None = None,
+    queue: WaitingQueue | None = None,
     **behaviour: float | int | str,
 ) -> AsyncEngine:
     """An engine that answers with ``answer``, over and over, and ends where that says <eos>; see Synthetic. ``limits``
@@ -70,7 +74,8 @@ def synthetic_engine(
     options = json.dumps(behaviour)
     Synthetic(**behaviour)  # type: ignore[arg-type]  # a wrong name is seen here, and not in another process
     command = [sys.executable, __file__, options]
-    return AsyncEngine(lambda _: model or fake_model(), lambda _: command, queue_limit=queue_limit, **(limits or {}))
+    queue = queue or WaitingQueue(queue_limit)
+    return AsyncEngine(lambda _: model or fake_model(), lambda _: command, queue=queue, **(limits or {}))
 
 
 def main() -> None:
@@ -81,6 +86,8 @@ def main() -> None:
         target = behaviour.target()
         if target.faults.strike("load-crash"):
             os.abort()
+        if target.faults.strike("memory"):
+            raise NotEnoughMemoryError("It needs more.", "Less.", 3_000, 1_000 - 100 * behaviour.short)
         if target.faults.strike("load"):
             raise UsageError("It was told not to load.", "Tell it otherwise.")
         model = fake_model()

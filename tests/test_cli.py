@@ -76,7 +76,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return Terminal(monkeypatch, capsys)
 
 
-COMMANDS = ["pull", "models", "generate", "chat", "inspect", "trace", "bench", "ceiling", "plan", "serve"]
+COMMANDS = ["pull", "models", "rm", "generate", "chat", "inspect", "trace", "bench", "ceiling", "plan", "serve"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -331,11 +331,11 @@ def test_trace_shows_where_the_time_goes_and_draws_it(
 
 def test_models_are_listed(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     here = fetch.ModelEntry("some/model", "from the hub", 1_500_000, Path("x"))
-    default = fetch.ModelEntry("tiny", "small", 98_000_000, None)
+    default = fetch.ModelEntry("tiny", "small", 98_000_000, None, partial_bytes=49_000_000)
     remote = fetch.ModelEntry("big", "large (some/big)", 98_000_000_000, None, hub_only=True)
     monkeypatch.setattr(fetch, "describe_models", lambda: [default, remote, here])
     monkeypatch.setattr("monolane.engine.default_model.default_model", lambda *_: Choice("tiny", "a line"))
-    code, out, _ = terminal.run("models")
+    code, out, err = terminal.run("models")
     first, second, third = out.splitlines()
     assert code == 0
     assert first.startswith("tiny ")
@@ -345,6 +345,33 @@ def test_models_are_listed(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) 
     assert "hub only" in second
     assert "fetched" in third
     assert "1.5 MB" in third
+    assert "50% here" in first
+    assert "1.5 MB" in err
+
+
+def test_a_model_is_removed_after_a_question(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path))
+    hub = tmp_path / "models" / "hub"
+    for name in ("some--model", "some--model-2", ".some--model.fetch"):
+        (hub / name).mkdir(parents=True)
+        (hub / name / "weights").write_bytes(bytes(1000))
+    code, _, err = terminal.run("rm", "some/model", piped="n\n")
+    assert code == 1
+    assert "2.0 kB" in err
+    assert (hub / "some--model").exists()
+    code, _, err = terminal.run("rm", "some/model", "--yes")
+    assert (code, [path.name for path in hub.iterdir()]) == (0, ["some--model-2"])
+    for name, says in (
+        ("some/model", "not fetched"),
+        ("laneformer-tiny", "comes with"),
+        ("../hub", "no model"),
+        ("smollm2-135m", "not fetched"),
+    ):
+        code, _, err = terminal.run("rm", name, "--yes")
+        assert code == 2
+        assert says in err
 
 
 def test_pull_prints_the_place(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def main() -> None:
     from monolane.serve.service import Service
     from synthetic_engine import synthetic_engine
 
-    service = Service(synthetic_engine(**json.loads(sys.argv[1])), "synthetic")
+    service = Service({"synthetic": synthetic_engine(**json.loads(sys.argv[1]))})
     serve(service, Settings(port=0), lambda text: print(text, flush=True))
 
 

@@ -97,6 +97,25 @@ def publish(temporary: Path, path: Path) -> None:
     temporary.replace(path)
 
 
+def seal(path: Path, final: Path) -> None:
+    """Note the hash of a file that will be renamed to ``final``, so that ``is_sealed`` knows it again."""
+    with atomic_write(_seal_of(final)) as file:
+        file.write(sha256_of(path).encode())
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a file is there, and has the hash that was noted. A library that was truncated, by a full disk or a
+    machine that lost its power, would crash the process that loads it."""
+    try:
+        return _seal_of(path).read_bytes() == sha256_of(path).encode()
+    except OSError:
+        return False
+
+
+def _seal_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
 def sha256_of(path: Path, progress: Progress | None = None) -> str:
     """Hexadecimal SHA-256 of a file; ``progress`` advances by the bytes read."""
     progress = progress or Silent()

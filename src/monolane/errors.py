@@ -58,6 +58,14 @@ class ResourceError(MonolaneError):
     exit_code = 6
 
 
+class NotEnoughMemoryError(ResourceError):
+    """A model needs ``needed`` bytes of memory, and ``available`` are there."""
+
+    def __init__(self, message: str, hint: str = "", needed: int = 0, available: int = 0) -> None:
+        super().__init__(message, hint)
+        self.needed, self.available = needed, available
+
+
 class TargetError(MonolaneError):
     """The compiled kernel failed: it did not compile, a worker got stuck, or a result was NaN."""
 

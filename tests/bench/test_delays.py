@@ -25,7 +25,7 @@ WORKERS = 3
 class Lanes:
     """A token takes 100 µs. In every exchanging stage of a pass, worker w waits w µs times the delay plus one."""
 
-    context, caches, bytes_per_token, stall_s, name = 1000, 1, 1, 1.0, "cuda (made up)"
+    context, caches, bytes_per_token, memory_bytes, stall_s, name = 1000, 1, 1, 1, 1.0, "cuda (made up)"
 
     def __init__(self, config: ModelConfig) -> None:
         assert config.lanes is not None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monolane.bench.measure import timing
 from monolane.bench.quality.run import QUALITY
-from monolane.bench.report import page, record, schema, tables
+from monolane.bench.report import page, record, schema, show, tables
 from monolane.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -258,3 +260,38 @@ def test_every_goal_names_something_that_is_measured() -> None:
         assert goal["benchmark"] in schema.KINDS
         optional = {"over", "less", "times"}
         assert goal.keys() - optional == {"what", "benchmark", "model", "on", "value", "unit", "must", "aim"}
+
+
+def test_the_stages_add_up_to_a_token_and_say_what_the_stamps_cost() -> None:
+    stages = {
+        "benchmark": "stages", "model": "m", "us_per_token": 37.5, "stages_us": {"qkv": 30.0, "head": 10.0},
+        "predicted_us": {"qkv": 20.0, "head": 5.0}, "times": {"qkv": 16, "head": 1},
+    }  # fmt: skip
+    *_, total, cost = show.text([stages]).splitlines()
+    assert total.split() == ["a", "token", "17", "40.0", "25.0"]
+    assert "37.5 µs without" in cost
+    assert "2.5 µs" in cost
+
+
+def test_a_result_that_git_tracks_is_replaced_only_when_told(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    folder = tmp_path / "results"
+    git("init")
+    first = record.write("decode-m", {"us": 1}, folder)
+    assert record.write("decode-m", {"us": 2}, folder) == first  # not tracked yet
+    git("add", ".")
+    said = record.written("decode-m", {"us": 3}, folder, keep=False)
+    beside = tmp_path / "results-new" / "decode-m.json"
+    assert str(beside) in said
+    assert "--keep" in said
+    assert (json.loads(first.read_text())["us"], json.loads(beside.read_text())["us"]) == (2, 3)
+    assert record.written("decode-m", {"us": 4}, folder, keep=True) == f"written: {first}"
+    assert json.loads(first.read_text())["us"] == 4
+
+
+def test_rounds_that_differ_are_told() -> None:
+    assert timing.disagreement([100.0, 104.0, 109.0]) is None
+    assert timing.disagreement([100.0]) is None
+    assert "differ by 20%" in str(timing.disagreement([100.0, 100.0, 120.0]))

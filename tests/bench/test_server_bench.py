@@ -167,7 +167,7 @@ def test_what_is_no_address(url: str) -> None:
 def test_our_own_server(tmp_path: Path) -> None:
     listener = listen("127.0.0.1", 0)
     ready = threading.Event()
-    service = Service(synthetic_engine(tokens_per_second=2000), "synthetic")
+    service = Service({"synthetic": synthetic_engine(tokens_per_second=2000)})
     server = Server(service, Settings(), ready.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -82,6 +82,9 @@ def test_what_was_not_measured_has_no_error_bar(plan: Plan) -> None:
     for words, why in (
         (["llama-3.1-8b", "--weights", "q4_k_m"], "weights other than bf16"),
         (["laneformer-2b", "--on", "8xH200"], "exchanges (measured inside one GPU alone)"),
+        (["laneformer-2b", "--on", "H200"], "lanes of the model's own"),
+        (["llama-3.1-8b", "--on", "MI300X"], "the latencies of MI300X"),
+        (["qwen3-30b-a3b", "--on", "H200"], "experts"),
         (["llama-3.1-8b", "--on", "B200"], "the latencies of B200"),
     ):
         _, out, _ = plan(*words)

@@ -96,7 +96,10 @@ def _app(script: Script) -> FastAPI:
             return _error(*script.refusal)
         return StreamingResponse(_stream(script, body), media_type="text/event-stream")
 
-    add_playground(app, lambda: script.machine)
+    async def machine(_name: str | None, _scope: Any) -> Machine:
+        return script.machine
+
+    add_playground(app, machine)
     return app
 
 

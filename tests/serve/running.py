@@ -18,6 +18,7 @@ import openai
 
 from monolane.engine.answer import Answer
 from monolane.engine.async_engine import AsyncEngine
+from monolane.engine.pool import FOREVER
 from monolane.serve.run import Server, Settings, address, listen
 from monolane.serve.service import Service
 from synthetic_engine import synthetic_engine
@@ -36,7 +37,7 @@ class Running:
 
     @property
     def engine(self) -> AsyncEngine:
-        return self.service.engine
+        return self.service.first.engine
 
     def ready(self) -> None:
         until(lambda: self.engine.state.status == "ready")
@@ -97,11 +98,14 @@ def running(
     engine: AsyncEngine | None = None,
     name: str = "fake",
     aliases: tuple[str, ...] = (),
+    others: dict[str, AsyncEngine] | None = None,
+    keep_alive_s: float = FOREVER,
     **behaviour: Any,
 ) -> Iterator[Running]:
-    """``behaviour`` is the synthetic engine's."""
+    """``behaviour`` is the synthetic engine's. ``others``: further models, by their names."""
     behaviour = {"answer": HELLO, "context": 256} | behaviour
-    service = Service(engine or synthetic_engine(**behaviour), name, lambda: ceiling, aliases)
+    engines = {name: engine or synthetic_engine(**behaviour)} | (others or {})
+    service = Service(engines, lambda: ceiling, {name: aliases}, keep_alive_s)
     listener = listen("127.0.0.1", 0)
     settings = Settings(api_key=api_key, allow_origins=allow_origins, max_connections=max_connections)
     server = Server(service, settings, lambda: None, only_local)

@@ -14,7 +14,7 @@ from monolane.serve.app import create_app
 from monolane.serve.service import Service
 from synthetic_engine import synthetic_engine
 
-DESCRIPTION = create_app(Service(synthetic_engine(), "fake")).openapi()
+DESCRIPTION = create_app(Service({"fake": synthetic_engine()})).openapi()
 OPERATIONS: list[Any] = [found.ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()]
 CASES = [
     pytest.param(operation, mode, id=f"{operation.label} {mode.value}")

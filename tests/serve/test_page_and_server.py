@@ -7,6 +7,7 @@ from playwright.sync_api import Browser, expect
 from running import openai_client, running
 
 from monolane.engine.async_engine import AsyncEngine
+from synthetic_engine import synthetic_engine
 
 pytestmark = needs_chromium
 
@@ -24,6 +25,24 @@ def test_a_page_loads_asks_for_the_key_and_shows_an_answer(chromium: Browser) ->
         expect(page.locator(".words")).to_have_text("Hello there.")
         [answer] = server.answers
         assert answer.result.text == "Hello there."
+
+
+def test_another_model_is_chosen_and_loaded(chromium: Browser) -> None:
+    """An alias is not another model, and does not stand in the list."""
+    other = synthetic_engine(answer="From the other.<eos>", load_s=1.0, context=512)
+    with running(aliases=("default",), others={"other": other}, context=4096) as server:
+        page = chromium.new_page()
+        page.set_default_timeout(ENOUGH_MS)
+        page.goto(server.url)
+        expect(page.locator("#models option")).to_have_text(["fake", "other"])
+        page.locator("#models").select_option("other")
+        expect(page.locator("#loading-text")).to_contain_text("loading nothing")
+        expect(page.locator("#loading")).to_be_hidden()
+        ask(page)
+        answered(page)
+        expect(page.locator(".words")).to_have_text("From the other.")
+        expect(page.locator("#machine")).to_contain_text("512")
+        assert server.service.models[1].engine.state.status == "ready"
 
 
 def test_a_model_that_cannot_chat_continues_a_text(chromium: Browser) -> None:

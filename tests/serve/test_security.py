@@ -192,7 +192,7 @@ def test_failures_tell_clients_nothing_of_the_inside(server: Running, monkeypatc
     def fail(_: object) -> None:
         raise RuntimeError("secret path /home/me")
 
-    monkeypatch.setattr(server.service, "check_model", fail)
+    monkeypatch.setattr(server.service, "find", fail)
     status, body = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
     assert status == 500
     assert "secret" not in json.dumps(body)

@@ -64,7 +64,7 @@ def test_an_address_of_the_new_kind_is_written_in_brackets() -> None:
 
 
 def test_a_model_that_does_not_load_ends_the_server_with_its_error() -> None:
-    service = Service(synthetic_engine(faults="load"), "fake")
+    service = Service({"fake": synthetic_engine(faults="load")})
     with pytest.raises(UsageError, match="told not to load"):
         serve(service, Settings(port=0), lambda _: None)
 
@@ -74,8 +74,8 @@ import sys
 from monolane import cli
 from monolane.engine.async_engine import AsyncEngine
 from synthetic_engine import synthetic_engine
-AsyncEngine.for_model = lambda model, *, workers, context, queue_limit, **more: synthetic_engine(
-    queue_limit, context=context or 256, answer="Hello.<eos>", tokens_per_second=workers or 5000)
+AsyncEngine.for_model = lambda model, *, workers, context, queue, **more: synthetic_engine(
+    queue=queue, context=context or 256, answer="Hello.<eos>", tokens_per_second=workers or 5000)
 cli.main()
 """
 
@@ -209,6 +209,9 @@ def _request(url: str, key: str):  # type: ignore[no-untyped-def]
         (["--api-key-file", "FILE"], "two words", "API key"),
         (["--api-key", "schlüssel"], "", "API key"),
         (["--log-level", "loud"], "", "--log-level"),
+        (["--keep-alive", "soon"], "", "--keep-alive"),
+        (["a", "b", "--served-model-name", "c"], "", "--served-model-name"),
+        (["--config", "FILE"], 'model = ["a", "b", "a"]', "Two models"),
         (["--queue-limit", "-1"], "", "--queue-limit"),
     ],
 )

@@ -198,8 +198,9 @@ def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         open_target(MODEL.config, MODEL.weights, workers=1).close()
     assert len(log.read_text().split()) == 3  # its version twice, and one compilation
-    (kernel,) = (tmp_path / "cache" / "kernels").iterdir()
+    kernel, seal = sorted((tmp_path / "cache" / "kernels").iterdir())
     assert kernel.suffix in (".so", ".dylib")
+    assert seal.name == f"{kernel.name}.sha256"
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,3 +11,7 @@ from monolane.target.caches import MAX_CACHES, resident_caches
 )
 def test_conversations_stay_in_half_of_the_free_memory(cache_bytes: int, available: int | None, caches: int) -> None:
     assert resident_caches(cache_bytes, available) == caches
+
+
+def test_models_on_one_machine_share_that_half() -> None:
+    assert [resident_caches(100, 1200, sharing) for sharing in (1, 2, 3, 100)] == [6, 3, 2, 1]

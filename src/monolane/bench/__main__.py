@@ -60,6 +60,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", help=f"made-up weights instead: {', '.join(shapes.SHAPES)}")
     parser.add_argument("--device", default="auto", help="auto, cuda, cpu or interpreter")
     parser.add_argument("--out", type=Path, default=record.RESULTS, metavar="FOLDER", help="where results go")
+    parser.add_argument("--keep", action="store_true", help="replace results that git tracks")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +101,7 @@ def _add_quality(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=512, help="tokens per answer, at most")
     parser.add_argument("--problems", type=int, help="only so many, the first ones")
     parser.add_argument("--out", type=Path, default=quality_run.QUALITY, metavar="FOLDER", help="where the result goes")
+    parser.add_argument("--keep", action="store_true", help="replace results that git tracks")
 
 
 def _add_delays(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +113,7 @@ def _add_delays(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=256, help="tokens per answer")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=record.RESULTS, metavar="FOLDER", help="where results go")
+    parser.add_argument("--keep", action="store_true", help="replace results that git tracks")
 
 
 def _delays(arguments: argparse.Namespace) -> None:
@@ -121,6 +124,7 @@ def _delays(arguments: argparse.Namespace) -> None:
         tokens=arguments.tokens,
         rounds=arguments.rounds,
         out=arguments.out,
+        keep=arguments.keep,
     )
     print(show.text([delays.run(options, Silent(), _say)]))
 
@@ -138,6 +142,7 @@ def _contexts(arguments: argparse.Namespace) -> None:
             tokens=arguments.tokens,
             rounds=arguments.rounds,
             out=arguments.out,
+            keep=arguments.keep,
         )
         for shape in shape_names
     ]
@@ -161,6 +166,7 @@ def _run(arguments: argparse.Namespace) -> None:
         peers=registry.parse(arguments.peers),
         workflow=arguments.workflow,
         out=arguments.out,
+        keep=arguments.keep,
         picture=arguments.picture,
     )
     results = run.run(options, Silent(), _say)
@@ -168,7 +174,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> None:
-    load.run(arguments.model, arguments.shape, arguments.device, arguments.out, _say)
+    load.run(arguments.model, arguments.shape, arguments.device, arguments.out, _say, arguments.keep)
 
 
 def _quality(arguments: argparse.Namespace) -> None:
@@ -180,6 +186,7 @@ def _quality(arguments: argparse.Namespace) -> None:
         max_tokens=arguments.tokens,
         problems=arguments.problems,
         out=arguments.out,
+        keep=arguments.keep,
     )
     print(quality_run.summary(quality_run.run(options, _say)))
 

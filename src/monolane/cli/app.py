@@ -15,6 +15,7 @@ from monolane.cli.inspect import inspect
 from monolane.cli.models import models
 from monolane.cli.plan import plan
 from monolane.cli.pull import pull
+from monolane.cli.rm import rm
 from monolane.cli.serve import serve
 from monolane.cli.trace import trace
 from monolane.errors import MonolaneError
@@ -58,5 +59,5 @@ def _common(
     pass
 
 
-for command in (pull, models, generate, chat, inspect, trace, bench, ceiling, plan, serve):
+for command in (pull, models, rm, generate, chat, inspect, trace, bench, ceiling, plan, serve):
     app.command()(command)

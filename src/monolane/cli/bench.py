@@ -59,6 +59,12 @@ def bench(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where results go, one JSON file each.")] = Path(
         "benchmarks/results"
     ),
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep", help="Replace results that git tracks; without it, the new ones go to a folder beside them."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Results on stdout as JSON instead of a table.")] = False,
     picture: Annotated[
         Path, typer.Option(metavar="FILE", help="Where the picture goes (.png): speed over context, time per stage.")
@@ -94,6 +100,7 @@ def bench(
         peers=registry.parse(peers),
         workflow=workflow,
         out=out,
+        keep=keep,
         picture=picture,
     )
     results = run.run(chosen, progress, lambda text: typer.echo(text, err=True))

@@ -140,19 +140,39 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "Check --config.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}.", "Write lines such as: port = 8080") from error
-    names = {option.lstrip("-"): parameter.name for parameter in context.command.params for option in parameter.opts}
+    parameters = {option.lstrip("-"): one for one in context.command.params for option in one.opts}
+    names = {option: parameter.name for option, parameter in parameters.items()}
+    lists = {one.name for one in parameters.values() if one.nargs == -1 or getattr(one, "multiple", False)}
     del names["config"]
     settings = {}
     for key, value in values.items():
         name = names.get(key.replace("_", "-")) or names.get(key)
         if name is None:
             raise UsageError(f"{path} sets {key!r}, which is no option.", f"There are: {', '.join(sorted(names))}.")
-        settings[name] = value
+        settings[name] = [value] if name in lists and isinstance(value, str) else value
     context.default_map = settings
     return path
 
 
-ServedModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=_A_MODEL, envvar="MONOLANE_MODEL")]
+ServedModels = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MODEL...",
+        help=f"{_A_MODEL} Several, or a folder that holds several: the first is loaded at once, the others when they "
+        "are asked for.",
+        envvar="MONOLANE_MODEL",
+    ),
+]
+KeepAlive = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="How long a model that nobody uses stays loaded, such as 5m, 1h, 0; -1: until its memory is needed. "
+        "Default: -1.",
+        envvar="MONOLANE_KEEP_ALIVE",
+        rich_help_panel=SERVER,
+    ),
+]
 Config = Annotated[
     Path | None,
     typer.Option(

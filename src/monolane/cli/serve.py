@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from monolane.cli import options
 from monolane.cli.default_elsewhere import default_elsewhere
+from monolane.cli.served_names import named
 
 
 def serve(
-    model: options.ServedModel = None,
+    model: options.ServedModels = None,
     config: options.Config = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
@@ -19,6 +18,7 @@ def serve(
     api_key: options.ApiKey = None,
     api_key_file: options.ApiKeyFile = None,
     allow_origin: options.AllowOrigin = None,
+    keep_alive: options.KeepAlive = None,
     queue_limit: options.QueueLimit = 64,
     max_connections: options.MaxConnections = 512,
     max_answer_tokens: options.MaxAnswerTokens = None,
@@ -32,34 +32,40 @@ def serve(
     weights: options.Weights = None,
     context: options.Context = None,
 ) -> None:
-    """Serve a model to clients of OpenAI and Anthropic, with a playground at /. Ctrl-C ends it."""
+    """Serve models to clients of OpenAI, Anthropic and Ollama, with a playground at /. Ctrl-C ends it."""
     from monolane.cli.progress_bar import progress_bar
     from monolane.engine.async_engine import AsyncEngine
-    from monolane.serve import request_log, run
+    from monolane.engine.queue import WaitingQueue
+    from monolane.serve import durations, request_log, run
     from monolane.serve.service import Service
 
     key = options.api_key(api_key, api_key_file)
     request_log.set_up(options.log_level(log_level))
     progress = progress_bar()
-    if model is None:
-        model, line = default_elsewhere(device, workers)
+    keep_alive_s = durations.seconds(keep_alive or "-1", "--keep-alive")
+    if not model:
+        chosen, line = default_elsewhere(device, workers)
+        model = [chosen]
         progress.note(line)
-    name, *aliases = (
-        served_model_name.split(",") if served_model_name else [Path(model).name if Path(model).exists() else model]
-    )
-    engine = AsyncEngine.for_model(
-        model,
-        device=device,
-        workers=workers,
-        lanes=lanes,
-        placement=placement,
-        quantise=weights,
-        context=context,
-        queue_limit=queue_limit,
-        max_answer_tokens=max_answer_tokens,
-        max_answer_s=max_answer_seconds,
-        progress=progress,
-    )
-    service = Service(engine, name, options.ceiling(ceiling, device, workers), aliases)
+    specs, aliases = named(model, served_model_name)
+    queue = WaitingQueue(queue_limit)
+    engines = {
+        name: AsyncEngine.for_model(
+            spec,
+            device=device,
+            workers=workers,
+            lanes=lanes,
+            placement=placement,
+            quantise=weights,
+            context=context,
+            sharing=len(specs),
+            queue=queue,
+            max_answer_tokens=max_answer_tokens,
+            max_answer_s=max_answer_seconds,
+            progress=progress,
+        )
+        for name, spec in specs.items()
+    }
+    service = Service(engines, options.ceiling(ceiling, device, workers), aliases, keep_alive_s)
     settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)
     run.serve(service, settings, lambda text: typer.echo(text, err=True))

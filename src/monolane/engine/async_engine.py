@@ -19,8 +19,9 @@ from monolane.engine.engine_process import EngineProcess
 from monolane.engine.load_progress import LoadProgress
 from monolane.engine.params import SamplingParams
 from monolane.engine.prompt import make_transcript
+from monolane.engine.queue import WaitingQueue
 from monolane.engine.scheduler import Scheduler
-from monolane.engine.state import Counters, EngineState, Status, TargetInfo
+from monolane.engine.state import About, Counters, EngineState, Status, TargetInfo
 from monolane.engine.supervisor import Supervisor
 from monolane.errors import EngineFailedError, NotReadyError, UsageError
 from monolane.model.chat import Rendering
@@ -42,9 +43,11 @@ T = TypeVar("T")
 
 class AsyncEngine:
     """One request decodes at a time, the others wait in a queue. All methods belong to the event loop that started it.
+    It can be unloaded, and started again: its counters go on.
 
     load     reads the model without its weights; it is called in a thread
     command  gives the command line of the engine process for that model
+    queue    where its requests wait; engines on one machine share it. None: one of its own
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class AsyncEngine:
         load: Callable[[Progress], Model],
         command: Callable[[Model], Sequence[str]],
         *,
-        queue_limit: int = QUEUE_LIMIT,
+        queue: WaitingQueue | None = None,
         max_answer_tokens: int | None = None,
         max_answer_s: float | None = None,
         progress: Progress | None = None,
@@ -62,15 +65,16 @@ class AsyncEngine:
         self._load = load
         self._command = command
         self._progress = LoadProgress(progress)
-        self._scheduler = Scheduler(queue_limit)
+        self._scheduler = Scheduler(queue or WaitingQueue(QUEUE_LIMIT))
         self._supervisor: Supervisor | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._status: Status = "loading"
+        self._status: Status = "unloaded"
         self._problem: str | None = None
         self._model: Model | None = None
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, "monolane-tokenizer")
         self.tokenizer: ChatTokenizer | None = None
-        self.target: TargetInfo | None = None
+        self.target: TargetInfo | None = None  # this and the next are still told after it was unloaded
+        self.about: About | None = None
 
     @classmethod
     def for_model(
@@ -83,12 +87,14 @@ class AsyncEngine:
         placement: str = "together",
         quantise: str | None = None,
         context: int | None = None,
-        queue_limit: int = QUEUE_LIMIT,
+        sharing: int = 1,
+        queue: WaitingQueue | None = None,
         max_answer_tokens: int | None = None,
         max_answer_s: float | None = None,
         progress: Progress | None = None,
     ) -> AsyncEngine:
-        """An engine for a model by name, hub id, folder or GGUF file; the options are those of LLM."""
+        """An engine for a model by name, hub id, folder or GGUF file; the options are those of LLM, and
+        ``sharing``: so many models share the machine's memory."""
 
         def load(progress: Progress) -> Model:
             from monolane.model.fetch import resolve
@@ -105,12 +111,13 @@ class AsyncEngine:
                 placement=placement,
                 quantise=quantise,
                 context=context,
+                sharing=sharing,
             )
 
         return cls(
             load,
             command,
-            queue_limit=queue_limit,
+            queue=queue,
             max_answer_tokens=max_answer_tokens,
             max_answer_s=max_answer_s,
             progress=progress,
@@ -120,15 +127,16 @@ class AsyncEngine:
 
     async def start(self) -> None:
         """Return when the engine is ready; raise what went wrong."""
-        if self._status != "loading":
-            raise self._not_ready()
+        if self._status not in ("unloaded", "failed"):
+            raise self.not_ready()
+        self._status, self._problem = "loading", None
         self._starting = asyncio.create_task(self._start())
         try:
             await self._starting
         except asyncio.CancelledError:
             if self._status not in ("stopping", "closed"):
                 raise
-            raise self._not_ready() from None
+            raise self.not_ready() from None
         except Exception as error:
             self._status, self._problem = "failed", str(error).split("\n")[0]
             raise
@@ -142,15 +150,20 @@ class AsyncEngine:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         await self._scheduler.drained(drain_s)
-        self._scheduler.refuse_waiting(self._not_ready())
+        self._scheduler.refuse_waiting(self.not_ready())
         if (running := self._scheduler.running) is not None:
             running.cancel()
             await self._scheduler.drained(END_S)
-        if self._supervisor is not None:
-            await self._supervisor.close()
-        self._scheduler.disconnect(self._not_ready())
+        await self._end_process()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._status = "closed"
+
+    async def unload(self) -> None:
+        """End the engine process and forget the model, until the next ``start``. No request may run or wait."""
+        self._status = "stopping"
+        await self._end_process()
+        self._model = self.tokenizer = None
+        self._status = "unloaded"
 
     @property
     def state(self) -> EngineState:
@@ -209,7 +222,7 @@ class AsyncEngine:
     def loaded(self) -> tuple[ChatTokenizer, TargetInfo]:
         """The model's tokenizer and the target it runs on; NotReadyError until both are known, and after the end."""
         if self.tokenizer is None or self.target is None or self._status in ("stopping", "closed"):
-            raise self._not_ready()
+            raise self.not_ready()
         return self.tokenizer, self.target
 
     def submit(
@@ -223,7 +236,7 @@ class AsyncEngine:
         """Run or queue a request. A wrong request, a full queue and an engine that is not ready raise here."""
         model, target = self._model, self.target
         if self._status != "ready" or model is None or target is None:
-            raise self._not_ready()
+            raise self.not_ready()
         if prompt_logprobs is not None and (most := scoring.MAX_BYTES // (4 * model.config.vocab)) < len(tokens):
             raise UsageError(f"The prompt has {len(tokens)} tokens.", f"Logprobs of a prompt are told for {most}.")
         if (most_made := self._max_answer_tokens) is not None:
@@ -248,11 +261,7 @@ class AsyncEngine:
     @property
     def queue_depth(self) -> int:
         """The number of requests that wait, without the one that runs."""
-        return len(self._scheduler.queue)
-
-    @property
-    def queue_limit(self) -> int:
-        return self._scheduler.queue.limit
+        return self._scheduler.waiting
 
     @property
     def counters(self) -> Counters:
@@ -298,13 +307,14 @@ class AsyncEngine:
         self._progress.done()
         LOGGER.warning("The engine could not be started again, and is tried once more: %s.", problem)
         self._restarting(problem)
-        self._scheduler.refuse_waiting(self._not_ready())
+        self._scheduler.refuse_waiting(self.not_ready())
 
     # --- inside ---
 
     async def _start(self) -> None:
         model = self._model = await in_daemon_thread(lambda: self._load(self._progress))
         self.tokenizer = ChatTokenizer(model)
+        self.about = about(model, self.tokenizer)
         self._progress.done()
         self._supervisor = Supervisor(self._command(model), self, STALL_S)
         try:
@@ -312,6 +322,12 @@ class AsyncEngine:
         except BaseException:
             await self._supervisor.close()
             raise
+
+    async def _end_process(self) -> None:
+        if self._supervisor is not None:
+            await self._supervisor.close()
+            self._supervisor = None
+        self._scheduler.disconnect(self.not_ready())
 
     @property
     def _process(self) -> EngineProcess | None:
@@ -322,11 +338,27 @@ class AsyncEngine:
         if self._status == "ready":
             self._status = "restarting"
 
-    def _not_ready(self) -> NotReadyError:
+    def not_ready(self) -> NotReadyError:
+        """What who asks now is told."""
         if self._status in ("stopping", "closed"):
             return NotReadyError("The engine is being closed.", "Ask again when the server is back.")
         if self._status == "restarting":
             return NotReadyError(f"The engine is restarting: {self._problem}.", "Ask again in a moment.")
         if self._status == "failed":
             return NotReadyError(f"The model could not be loaded: {self._problem}", "See to that, and start again.")
-        return NotReadyError("The model is still loading.", "Ask again in a moment.")
+        if self._status == "unloaded":
+            return NotReadyError("The model is not loaded.", "Ask again in a moment.")
+        return NotReadyError(f"The model is still loading{self._progress.shown_share}.", "Ask again in a moment.")
+
+
+def about(model: Model, tokenizer: ChatTokenizer) -> About:
+    is_file = model.path.is_file()
+    files = [model.path] if is_file else [file for file in model.path.glob("*") if file.is_file()]
+    return About(
+        family=model.config.family,
+        dtype=model.dtype,
+        file_format="gguf" if is_file else "safetensors",
+        disk_bytes=sum(file.stat().st_size for file in files),
+        template=model.chat.source if model.chat else "",
+        can_infill=tokenizer.can_infill,
+    )

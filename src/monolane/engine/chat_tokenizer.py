@@ -71,6 +71,11 @@ class ChatTokenizer:
         """A text as it is, control tokens included. ``special`` adds the tokens that begin and end a text."""
         return self._model.tokenizer.encode(text, special=special)
 
+    @property
+    def can_infill(self) -> bool:
+        find = self._model.tokenizer.token_id
+        return any(all(find(word) is not None for word in words) for words in INFILL)
+
     def infill_tokens(self, before: str, after: str) -> list[int]:
         """The prompt for what lies between two texts; UsageError where the model has no tokens for that."""
         for words in INFILL:

@@ -30,7 +30,7 @@ from monolane.engine.generation import Generation
 from monolane.engine.session import Session
 from monolane.engine.state import TargetInfo
 from monolane.engine.token_ring import TokenRing
-from monolane.errors import MonolaneError, TargetError, UsageError
+from monolane.errors import MonolaneError, NotEnoughMemoryError, TargetError, UsageError
 from monolane.target.base import Finish, Target
 
 if TYPE_CHECKING:
@@ -90,12 +90,13 @@ class EngineCore:
         try:
             target, constrain = load(ProgressMessages(self.send))
         except MonolaneError as error:
-            self.send(messages.LoadFailed(type(error).__name__, error.message, error.hint))
+            memory = (error.needed, error.available) if isinstance(error, NotEnoughMemoryError) else None
+            self.send(messages.LoadFailed(type(error).__name__, error.message, error.hint, memory))
             sys.exit(error.exit_code)
         session, self._stall_s = Session(target), target.stall_s
         try:
-            info = TargetInfo(target.name, target.context, target.bytes_per_token, target.caches)
-            self.send(messages.Ready(info))
+            sizes = (target.context, target.bytes_per_token, target.caches, target.memory_bytes)
+            self.send(messages.Ready(TargetInfo(target.name, *sizes)))
             while self._generate(session, constrain, self._submitted.get()):
                 pass
             os._exit(1)  # closing a target that has failed might never return

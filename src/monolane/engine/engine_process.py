@@ -14,7 +14,7 @@ from monolane import errors
 from monolane.engine import messages
 from monolane.engine.starvation import Starvation
 from monolane.engine.token_ring import open_ring
-from monolane.errors import EngineFailedError, MonolaneError
+from monolane.errors import EngineFailedError, MonolaneError, NotEnoughMemoryError
 from monolane.target.base import Token
 
 TICK_S = 0.1  # between two checks of the heartbeat
@@ -95,8 +95,10 @@ class EngineProcess(asyncio.Protocol):
             match message:
                 case messages.Ready():
                     self.ready.set_result(time.monotonic())
-                case messages.LoadFailed(kind, text, hint):
+                case messages.LoadFailed(kind, text, hint, memory):
                     self.error = _error_class(kind)(text, hint)
+                    if isinstance(self.error, NotEnoughMemoryError) and memory is not None:
+                        self.error.needed, self.error.available = memory
                 case messages.Failed(_, text, hint):
                     self.error = EngineFailedError(text, hint)
             self._on_message(message)

@@ -34,6 +34,13 @@ class LoadProgress:
             self.label, self.done_bytes, self.total_bytes = None, 0, 0
             self._shown.done()
 
+    @property
+    def shown_share(self) -> str:
+        """How far it has come, for the end of a sentence, such as " (Packing weights: 42%)"."""
+        if self.label is None:
+            return ""
+        return f" ({self.label}: {100 * self.done_bytes // max(1, self.total_bytes)}%)"
+
     def update(self, loading: messages.Loading) -> None:
         """Take over what the engine process reports of its own loading."""
         if loading.label != self.label:

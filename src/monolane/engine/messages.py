@@ -58,11 +58,13 @@ class Ready(Message):
 
 
 class LoadFailed(Message):
-    """From the engine: the model could not be loaded, and the process exits. ``kind`` is the class of the error."""
+    """From the engine: the model could not be loaded, and the process exits. ``kind`` is the class of the error.
+    Where there is not enough memory, the bytes that it needs, and those that are available, are told too."""
 
     kind: str
     message: str
     hint: str
+    memory: tuple[int, int] | None = None
 
 
 class Started(Message):

@@ -1,4 +1,4 @@
-"""Scheduling: one request at a time runs in the engine process, the others wait in the queue."""
+"""Scheduling: one request at a time runs in the engine process, the others wait in the queue of the machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from monolane.target.base import Finish
 
 
 class Scheduler:
-    """The running request, the queue behind it, and the engine process while one is ready."""
+    """The running request, the queue behind it, and the engine process while one is ready. Engines on one machine share
+    the queue."""
 
-    def __init__(self, queue_limit: int) -> None:
-        self.queue = WaitingQueue(queue_limit)
+    def __init__(self, queue: WaitingQueue) -> None:
+        self.queue = queue
         self.running: Answer | None = None
         self.counters = Counters()
         self._process: EngineProcess | None = None
@@ -31,10 +32,7 @@ class Scheduler:
     def add(self, answer: Answer) -> None:
         """Run a request at once, or queue it. QueueFullError where the queue is full."""
         try:
-            if self.running is None and self._process is not None:
-                self._run(answer, self._process)
-            else:
-                self.queue.join(answer)
+            self.queue.join(self, answer)
         except QueueFullError:
             self.counters.refused += 1
             raise
@@ -51,10 +49,28 @@ class Scheduler:
             self._cancelled = self._number
             self._process.send(messages.Cancel(self._number))
 
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait, without the one that runs."""
+        return self.queue.waiting_for(self)
+
+    @property
+    def can_run(self) -> bool:
+        return self._process is not None
+
+    def run(self, answer: Answer) -> None:
+        """Called by the queue: it is this request's turn."""
+        self.running = answer
+        self._number += 1
+        answer.scheduled()
+        if self._process is not None:
+            request, more = answer.request, (answer.grammar, answer.wants_prompt_logprobs)
+            self._process.send(messages.Submit(self._number, request, *more))
+
     def connect(self, process: EngineProcess) -> None:
         """A process is ready: the first request of the queue runs."""
         self._process = process
-        self._next()
+        self.queue.advance()
 
     def disconnect(self, error: MonolaneError) -> None:
         """The process is gone, and the running request fails. Queued requests go on waiting."""
@@ -63,7 +79,7 @@ class Scheduler:
 
     def refuse_waiting(self, error: MonolaneError) -> None:
         """Fail all queued requests."""
-        for answer in self.queue.leave_all():
+        for answer in self.queue.leave_all(self):
             answer.fail(error)
             self._over(answer)
 
@@ -104,28 +120,18 @@ class Scheduler:
 
     # --- inside ---
 
-    def _run(self, answer: Answer, process: EngineProcess) -> None:
-        self.running = answer
-        self._number += 1
-        answer.scheduled()
-        process.send(messages.Submit(self._number, answer.request, answer.grammar, answer.wants_prompt_logprobs))
-
-    def _next(self) -> None:
-        if self._process is not None and (answer := self.queue.next()):
-            self._run(answer, self._process)
-
     def _end_running(self, error: MonolaneError | None = None) -> None:
         answer, self.running = self.running, None
         if answer is None:
             return
         if error is not None:
             answer.fail(error)
-        self._next()
+        self.queue.freed()
         self._over(answer)
 
     def _over(self, answer: Answer) -> None:
         """Count a request that is over; where it was the last one, the scheduler is idle."""
-        if self.running is None and not self.queue:
+        if self.running is None and not self.waiting:
             self._idle.set()
         if answer.failed:
             self.counters.failed += 1

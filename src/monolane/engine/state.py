@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Status = Literal["loading", "ready", "restarting", "stopping", "failed", "closed"]
+Status = Literal["unloaded", "loading", "ready", "restarting", "stopping", "failed", "closed"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,26 @@ class EngineState:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """The target that the model runs on: ``context`` tokens in each of ``caches`` KV caches, and ``bytes_per_token``
-    bytes of weights read for one decoded token."""
+    """The target that the model runs on: ``context`` tokens in each of ``caches`` KV caches, ``bytes_per_token``
+    bytes of weights read for one decoded token, and ``memory_bytes`` of memory held in all."""
 
     name: str
     context: int
     bytes_per_token: int
     caches: int
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a model that was loaded once: its architecture, how its file stores it, its size on disk."""
+
+    family: str
+    dtype: str
+    file_format: str
+    disk_bytes: int
+    template: str  # of its chat; empty where it has none
+    can_infill: bool
 
 
 @dataclass

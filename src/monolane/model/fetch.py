@@ -34,13 +34,16 @@ class Source(Protocol):
 @dataclass(frozen=True)
 class ModelEntry:
     """A model of the catalogue, or another one in the cache. ``path`` is None if it must be fetched first; ``hub_only``
-    if that is possible from the hub alone."""
+    if that is possible from the hub alone. ``size_bytes`` is what it takes on the disk, or will take, about;
+    ``partial_bytes`` what has arrived of one that was interrupted; ``ours`` if it can be removed."""
 
     name: str
     description: str
     size_bytes: int
     path: Path | None
     hub_only: bool = False
+    partial_bytes: int = 0
+    ours: bool = True
 
 
 def resolve(spec: str, progress: Progress | None = None) -> Path:
@@ -59,19 +62,58 @@ def resolve(spec: str, progress: Progress | None = None) -> Path:
     raise UsageError(f"There is no model {spec!r}: no such file or folder, and no such name.", _accepted(spec))
 
 
+def models_in(spec: str) -> list[str]:
+    """The models in a folder of models: .gguf files, and folders with a config.json. All else is a model itself."""
+    folder = _local(spec)
+    if folder is None or not folder.is_dir() or (folder / "config.json").exists():
+        return [spec]
+    found = [
+        path for path in sorted(folder.iterdir()) if path.suffix.lower() == ".gguf" or (path / "config.json").exists()
+    ]
+    return [str(path) for path in found] or [spec]
+
+
 def describe_models() -> list[ModelEntry]:
     """Every model of the catalogue, then every other one in the cache."""
     entries = []
     for model in CATALOGUE.values():
         hub_only = isinstance(model, HubModel)
         description = f"{model.description} ({model.hub_repo})" if isinstance(model, HubModel) else model.description
-        entries.append(ModelEntry(model.name, description, model.size_bytes, _on_disk(model), hub_only))
+        path, part = _on_disk(model), 0 if isinstance(model, BundledModel) else _disk_bytes(_work(model))
+        size = model.size_bytes if path is None else _disk_bytes(path)
+        ours = not isinstance(model, BundledModel)
+        entries.append(ModelEntry(model.name, description, size, path, hub_only, part, ours))
     named = {entry.path for entry in entries}
     for folder in sorted((cache_folder("models") / "hub").glob("[!.]*--*")):
         if folder not in named:
-            size = sum(file.stat().st_size for file in folder.iterdir())
-            entries.append(ModelEntry(folder.name.replace("--", "/", 1), "from the hub", size, folder))
+            name = folder.name.replace("--", "/", 1)
+            entries.append(ModelEntry(name, "from the hub", _disk_bytes(folder), folder))
     return entries
+
+
+def fetched(name: str) -> tuple[list[Path], int]:
+    """What there is on the disk of a model that was fetched, also of one that was interrupted, and its bytes.
+    UsageError where there is nothing, or where it is not ours to remove."""
+    model = CATALOGUE.get(name.lower())
+    if isinstance(model, BundledModel):
+        raise UsageError(f"{name} comes with Monolane.", "It cannot be removed.")
+    if model is None and not HUB_ID.fullmatch(name):
+        raise UsageError(f"There is no model {name!r} to remove.", "'monolane models' lists those that were fetched.")
+    if model is None:
+        final, work = _hub_path(name), _hub_work(name)
+    else:
+        final, work = _named_path(model) if isinstance(model, NamedModel) else _hub_path(model.hub_repo), _work(model)
+    found = [path for path in (final, work) if path.exists()]
+    if not found:
+        raise UsageError(f"{name} was not fetched.", "'monolane models' lists those that were.")
+    return found, sum(map(_disk_bytes, found))
+
+
+def remove(paths: Sequence[Path]) -> None:
+    """Delete what ``fetched`` has found."""
+    for path in paths:
+        with disk_errors(path):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def fetch_named(model: NamedModel, progress: Progress, sources: Sequence[Source]) -> Path:
@@ -79,7 +121,8 @@ def fetch_named(model: NamedModel, progress: Progress, sources: Sequence[Source]
     final = _named_path(model)
     if _is_complete(final, model):
         return final
-    work = make_folder(final.parent) / f".{model.name}.fetch"
+    work = _work(model)
+    make_folder(work.parent)
     with _alone(work, model.name, progress):
         if _is_complete(final, model):
             return final
@@ -111,7 +154,8 @@ def fetch_folder(repo: str, progress: Progress, hub: Hub) -> Path:
     final = _hub_path(repo)
     if final.is_dir():
         return final
-    work = make_folder(final.parent) / f".{final.name}.fetch"
+    work = _hub_work(repo)
+    make_folder(work.parent)
     with _alone(work, repo, progress):
         if final.is_dir():
             return final
@@ -165,6 +209,23 @@ def _named_path(model: NamedModel) -> Path:
 
 def _hub_path(repo: str) -> Path:
     return cache_folder("models") / "hub" / repo.replace("/", "--")
+
+
+def _work(model: NamedModel | HubModel) -> Path:
+    """Where the parts of a download are kept until it is complete."""
+    if isinstance(model, HubModel):
+        return _hub_work(model.hub_repo)
+    return cache_folder("models") / f".{model.name}.fetch"
+
+
+def _hub_work(repo: str) -> Path:
+    final = _hub_path(repo)
+    return final.with_name(f".{final.name}.fetch")
+
+
+def _disk_bytes(path: Path) -> int:
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _on_disk(model: CatalogueModel) -> Path | None:

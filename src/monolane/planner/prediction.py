@@ -63,6 +63,8 @@ class Prediction:
         if self.lanes.count > 1:
             inside = "measured inside one GPU alone" if self.exchange.measured else "none has been measured"
             found.append(f"exchanges ({inside})")
+        elif self.model.delay:  # a Laneformer has lanes on one GPU too
+            found.append("lanes of the model's own (none has been measured)")
         if self.has_low_bit and not calibration.has_low_bit:
             found.append("weights other than bf16")
         if any(layer.ffn.blind for layer, _ in self.model.shape.kinds):

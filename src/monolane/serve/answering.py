@@ -18,7 +18,7 @@ from monolane.engine.result import Completion, Delta
 from monolane.errors import MonolaneError, NotReadyError, SlowReaderError
 from monolane.serve.failures import ClientLeftError, HttpError, failure_of
 from monolane.serve.request_log import note
-from monolane.serve.service import Service
+from monolane.serve.served_model import ServedModel
 
 PAUSE_S = 0.010  # between two pieces: at 5,000 tok/s each carries fifty tokens
 POLL_S = 0.002  # between two checks during a pause whether the answer has ended
@@ -28,13 +28,26 @@ SEND_S = 60.0  # for a piece to be sent; a client that reads more slowly is cut 
 
 
 class Dialect(Protocol):
-    """How one API writes an answer. ``whole`` returns the body of a response; the others return server-sent events."""
+    """How one API writes an answer. ``whole`` returns the body of a response; the others return parts of a stream.
+    ``comment`` is what a client does not see; it may be empty."""
 
+    @property
+    def media_type(self) -> str: ...
+    def comment(self, text: str) -> str: ...
     def begin(self) -> Iterable[str]: ...
     def piece(self, delta: Delta) -> Iterable[str]: ...
     def end(self, result: Completion) -> Iterable[str]: ...
     def failure(self, error: HttpError) -> Iterable[str]: ...
     def whole(self, result: Completion) -> dict[str, Any]: ...
+
+
+class ServerSentEvents:
+    """What the dialects have in common whose streams are server-sent events."""
+
+    media_type = "text/event-stream"
+
+    def comment(self, text: str) -> str:
+        return f": {text}\n\n"
 
 
 def event(body: dict[str, Any], name: str | None = None) -> str:
@@ -48,13 +61,13 @@ def to_json(body: Any) -> str:
 
 
 async def respond(
-    service: Service, request: Request, answer: Answer, dialect: Dialect, stream: bool, warnings: Sequence[str] = ()
+    model: ServedModel, request: Request, answer: Answer, dialect: Dialect, stream: bool, warnings: Sequence[str] = ()
 ) -> Response:
     """The response to a request that was submitted to the engine. ``warnings`` go into a header."""
     headers = warning_headers(warnings)
     if stream:
-        return AnswerStream(service, answer, dialect, headers)
-    result = await whole(service, request, answer)
+        return AnswerStream(model, answer, dialect, headers)
+    result = await whole(model, request, answer)
     return Response(to_json(dialect.whole(result)), media_type="application/json", headers=headers)
 
 
@@ -64,7 +77,7 @@ def warning_headers(warnings: Sequence[str]) -> dict[str, str]:
     return {"Warning": f'299 monolane "{text}"'} if warnings else {}
 
 
-async def whole(service: Service, request: Request, answer: Answer) -> Completion:
+async def whole(model: ServedModel, request: Request, answer: Answer) -> Completion:
     """The whole answer. When the client leaves, the request is cancelled."""
     async with cancelled_with_client(request.receive, answer) as client:
         try:
@@ -72,21 +85,21 @@ async def whole(service: Service, request: Request, answer: Answer) -> Completio
                 pass
             result = completed(answer, client)
         except MonolaneError as error:
-            record(service, request.scope, answer, error)
+            record(model, request.scope, answer, error)
             raise
-    record(service, request.scope, answer)
+    record(model, request.scope, answer)
     return result
 
 
 class AnswerStream(Response):
-    """Server-sent events. When the response ends, for whatever reason, the request is cancelled."""
+    """The answer piece by piece. When the response ends, for whatever reason, the request is cancelled."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, service: Service, answer: Answer, dialect: Dialect, headers: Mapping[str, str]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+    def __init__(self, model: ServedModel, answer: Answer, dialect: Dialect, headers: Mapping[str, str]) -> None:
+        super().__init__(
+            media_type=dialect.media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
+        )
         del self.headers["content-length"]
-        self._service, self._answer, self._dialect = service, answer, dialect
+        self._model, self._answer, self._dialect = model, answer, dialect
         self._failure: MonolaneError | None = None  # after the first byte was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +108,7 @@ class AnswerStream(Response):
             try:
                 first = await anext(events)
             except MonolaneError as error:  # nothing has been sent: the response can still have an error status
-                record(self._service, scope, self._answer, error)
+                record(self._model, scope, self._answer, error)
                 await failure_of(error).response(scope["path"])(scope, receive, send)
                 return
             try:
@@ -110,7 +123,7 @@ class AnswerStream(Response):
                 self._failure = SlowReaderError(f"Nothing of the answer was read for {SEND_S:.0f} s.")
             # Where the response is not complete, returning closes the connection: a client that does not read could not
             # receive an error.
-            record(self._service, scope, self._answer, self._failure)
+            record(self._model, scope, self._answer, self._failure)
 
     async def _send(self, text: str, send: Send) -> None:
         async with asyncio.timeout(SEND_S):
@@ -120,17 +133,9 @@ class AnswerStream(Response):
         began = False
         try:
             async for happened in paced(self._answer):
-                match happened:
-                    case None:
-                        yield ": waiting\n\n"
-                    case Queued(position):
-                        yield f": queue {position}\n\n"
-                    case Started():
-                        yield "".join(self._dialect.begin())
-                    case Delta():
-                        if text := "".join(self._dialect.piece(happened)):
-                            yield text
-                began = True
+                if text := self._text(happened):
+                    yield text
+                    began = True
             yield "".join(self._dialect.end(completed(self._answer, client)))
         except SlowReaderError:
             raise
@@ -139,6 +144,17 @@ class AnswerStream(Response):
                 raise
             self._failure = error
             yield "".join(self._dialect.failure(failure_of(error)))
+
+    def _text(self, happened: Event | None) -> str:
+        match happened:
+            case None:
+                return self._dialect.comment("waiting")
+            case Queued(position):
+                return self._dialect.comment(f"queue {position}")
+            case Started():
+                return "".join(self._dialect.begin())
+            case Delta():
+                return "".join(self._dialect.piece(happened))
 
 
 async def paced(answer: Answer) -> AsyncIterator[Event | None]:
@@ -195,7 +211,7 @@ async def cancelled_with_client(receive: Receive, answer: Answer) -> AsyncIterat
             watching.cancel()
 
 
-def record(service: Service, scope: Scope, answer: Answer, error: Exception | None = None) -> None:
+def record(model: ServedModel, scope: Scope, answer: Answer, error: Exception | None = None) -> None:
     """Write a request that is over to the log and the metrics."""
     note(scope, prompt_tokens=answer.prompt_tokens)
     if error is not None:
@@ -212,4 +228,4 @@ def record(service: Service, scope: Scope, answer: Answer, error: Exception | No
             first_token_s=timings.first_token_s,
             tokens_per_second=timings.tokens_per_second,
         )
-        service.metrics.observe(result)
+        model.metrics.observe(result)

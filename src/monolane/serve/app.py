@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import Scope
 
 import monolane
 from monolane.serve.addresses import Addresses
 from monolane.serve.failures import add_failure_handlers
 from monolane.serve.guard import Guard
+from monolane.serve.leases import Leases
 from monolane.serve.limits import Limits
-from monolane.serve.playground_routes import add_playground
+from monolane.serve.ollama_routes import add_ollama
+from monolane.serve.playground_routes import Machine, add_playground
 from monolane.serve.reference import add_reference
 from monolane.serve.request_log import RequestLog
 from monolane.serve.routes import add_routes
@@ -25,10 +28,16 @@ def create_app(
     """``only_local``: the server listens on loopback only. ``allow_origins``: other sites whose pages may use it."""
     app = FastAPI(title="Monolane", version=monolane.__version__, docs_url=None, redoc_url=None)
     add_routes(app, service)
-    add_playground(app, service.machine)
+    add_ollama(app, service)
+
+    async def machine(name: str | None, scope: Scope) -> Machine:
+        return (await service.model(name, scope)).machine()
+
+    add_playground(app, machine)
     add_reference(app)
     add_failure_handlers(app)
     # The middleware that is added last is the outermost.
+    app.add_middleware(Leases)
     app.add_middleware(Limits)
     app.add_middleware(Guard, api_key=api_key, only_local=only_local)
     app.add_middleware(Addresses)

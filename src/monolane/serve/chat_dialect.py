@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from monolane.engine.answer import Answer
 from monolane.engine.result import Completion, Delta, TokenLogprob
-from monolane.serve.answering import event
+from monolane.serve.answering import ServerSentEvents, event
 from monolane.serve.failures import HttpError
 from monolane.serve.protocol import StreamOptions, usage, usage_so_far
 from monolane.serve.token_json import TokenJson
@@ -20,7 +20,7 @@ from monolane.serve.tool_parser import Call, Part, ToolParser
 DONE = "data: [DONE]\n\n"
 
 
-class ChatDialect:
+class ChatDialect(ServerSentEvents):
     """Writes one answer. All its bodies carry the same id, time and model."""
 
     def __init__(

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from monolane.errors import UsageError
 from monolane.model.chat import Rendering
+from monolane.serve.chat_task import MAX_TOOLS, AnswerSchema, ChatTask
 from monolane.serve.protocol import FUNCTION_NAME, MAX_MESSAGES, Liberal, SamplingFields, Strict, function_tool
-from monolane.serve.service import MAX_TOOLS, AnswerSchema, ChatTask
 
 FunctionName = Annotated[str, Field(pattern=FUNCTION_NAME)]
 ANY_OBJECT = {"type": "object"}

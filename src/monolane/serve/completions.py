@@ -16,7 +16,7 @@ from monolane.engine.async_engine import AsyncEngine
 from monolane.engine.chat_tokenizer import check_length
 from monolane.engine.params import SamplingParams
 from monolane.engine.result import Completion, Delta, TokenLogprob
-from monolane.serve.answering import event
+from monolane.serve.answering import ServerSentEvents, event
 from monolane.serve.chat_dialect import DONE
 from monolane.serve.failures import HttpError, unsupported
 from monolane.serve.protocol import SamplingFields, usage, usage_so_far
@@ -78,7 +78,7 @@ def joined(bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return bodies[0] | {"choices": choices, "usage": bodies[0]["usage"] | made, "timings": None}
 
 
-class CompletionDialect:
+class CompletionDialect(ServerSentEvents):
     def __init__(self, model: str, token_json: TokenJson, answer: Answer, body: CompletionRequest) -> None:
         self._token_json = token_json
         self._answer = answer

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses, in the formats that clients of OpenAI and Anthropic expect."""
+"""Errors as HTTP responses, in the formats that clients of OpenAI, Anthropic and Ollama expect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from monolane.errors import ContextLengthError, EngineFailedError, MonolaneError, UnavailableError, UsageError
 
 MAX_CHARS = 500  # of a message: what a client sent may be quoted, but not all of it
-MESSAGES_ROUTES = "/v1/messages"  # Anthropic's clients expect another format
+MESSAGES_ROUTES = "/v1/messages"  # Anthropic's clients expect another format,
+OLLAMA_ROUTES = "/api/"  # and Ollama's a third
 
 # Anthropic's names for HTTP statuses; the others are invalid_request_error below 500, and api_error from there on.
 _ANTHROPIC_KINDS = {
@@ -96,8 +97,12 @@ class HttpError(Exception):
             headers["Connection"] = "close"
         if self.status == 501:
             headers["X-Should-Retry"] = "false"  # OpenAI's and Anthropic's clients look for it
-        body = self.anthropic_body() if path.startswith(MESSAGES_ROUTES) else self.body()
-        return JSONResponse(body, self.status, headers)
+        return JSONResponse(self._body_for(path), self.status, headers)
+
+    def _body_for(self, path: str) -> dict[str, Any]:
+        if path.startswith(OLLAMA_ROUTES):
+            return {"error": self.message}
+        return self.anthropic_body() if path.startswith(MESSAGES_ROUTES) else self.body()
 
 
 class ClientLeftError(MonolaneError):

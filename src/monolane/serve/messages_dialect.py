@@ -8,12 +8,12 @@ from typing import Any
 
 from monolane.engine.answer import Answer
 from monolane.engine.result import Completion, Delta
-from monolane.serve.answering import event
+from monolane.serve.answering import ServerSentEvents, event
 from monolane.serve.failures import HttpError
 from monolane.serve.tool_parser import Call, Part, ToolParser, parse_json
 
 
-class MessagesDialect:
+class MessagesDialect(ServerSentEvents):
     """Writes one answer."""
 
     def __init__(self, model: str, answer: Answer, parser: ToolParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,9 +57,10 @@ class Machine:
     sampling: SuggestedSampling  # what the page sends unless told otherwise
 
 
-def add_playground(app: FastAPI, machine: Callable[[], Machine]) -> None:
-    """Serve the page. ``machine`` is called for each ``GET /machine``; while the model loads, it raises NotReadyError.
-    The page and its files hold no secrets and need no API key; ``/machine`` needs it."""
+def add_playground(app: FastAPI, machine: Callable[[str | None, Scope], Awaitable[Machine]]) -> None:
+    """Serve the page. ``machine`` is called for each ``GET /machine`` with the name of a model (None: the first) and
+    the scope of the request; while the model loads, it raises NotReadyError. The page
+    and its files hold no secrets and need no API key; ``/machine`` needs it."""
     mimetypes.add_type("text/javascript", ".js")  # some systems map it to another type, which nosniff would refuse
     files = _Files(directory=FILES)
 
@@ -68,8 +69,8 @@ def add_playground(app: FastAPI, machine: Callable[[], Machine]) -> None:
         return await files.get_response("index.html", request.scope)
 
     @app.get("/machine")
-    async def describe() -> Machine:
-        return machine()
+    async def describe(request: Request, model: str | None = None) -> Machine:
+        return await machine(model, request.scope)
 
     app.mount("/playground", files, name="playground")
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from monolane.engine.result import Completion, Delta
-from monolane.serve.answering import event
+from monolane.serve.answering import ServerSentEvents, event
 from monolane.serve.failures import HttpError
 from monolane.serve.responses_request import ResponsesRequest
 from monolane.serve.tool_parser import Call, Part, ToolParser
 
 
-class ResponsesDialect:
+class ResponsesDialect(ServerSentEvents):
     """Writes one answer."""
 
     def __init__(self, model: str, request: ResponsesRequest, parser: ToolParser) -> None:

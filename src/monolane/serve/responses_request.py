@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 
 from monolane.engine.params import SamplingParams
 from monolane.serve.chat_request import ANY_OBJECT, FunctionName
+from monolane.serve.chat_task import MAX_TOOLS, AnswerSchema, ChatTask
 from monolane.serve.protocol import MAX_MESSAGES, Liberal, Strict, function_tool
-from monolane.serve.service import MAX_TOOLS, AnswerSchema, ChatTask
 
 
 class TextContent(Liberal):

@@ -11,11 +11,13 @@ from pydantic import Field
 
 import monolane
 from monolane.engine.answer import Answer
+from monolane.engine.state import EngineState
 from monolane.errors import UsageError
 from monolane.serve import metrics
 from monolane.serve.answering import respond, warning_headers, whole
 from monolane.serve.chat_dialect import ChatDialect
 from monolane.serve.chat_request import ChatMessage, ChatRequest, RenderingFields, Tool
+from monolane.serve.chat_task import MAX_TOOLS
 from monolane.serve.completions import MAX_PROMPT_TOKENS, CompletionDialect, CompletionRequest, joined, tokens_of
 from monolane.serve.failures import HttpError
 from monolane.serve.messages_dialect import MessagesDialect
@@ -23,7 +25,8 @@ from monolane.serve.messages_request import CountRequest, MessagesRequest
 from monolane.serve.protocol import MAX_MESSAGES, Strict
 from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
-from monolane.serve.service import MAX_TOOLS, Service
+from monolane.serve.served_model import ServedModel
+from monolane.serve.service import LOG_SAYS, Service
 
 
 class TokenizeRequest(RenderingFields):
@@ -49,99 +52,101 @@ def add_routes(app: FastAPI, service: Service) -> None:
 def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        service.check_model(body.model)
-        sent = await service.submit(body.task())
-        dialect = ChatDialect(service.model_id, service.token_json, sent.answer, sent.parser, body.stream_options)
-        return await respond(service, request, sent.answer, dialect, body.stream, sent.warnings)
+        model = await service.model(body.model, request.scope)
+        sent = await model.submit(body.task())
+        dialect = ChatDialect(model.model_id, model.token_json, sent.answer, sent.parser, body.stream_options)
+        return await respond(model, request, sent.answer, dialect, body.stream, sent.warnings)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        service.check_model(body.model)
-        prompts = [await tokens_of(service.engine, body, prompt) for prompt in body.prompts()]
+        model = await service.model(body.model, request.scope)
+        prompts = [await tokens_of(model.engine, body, prompt) for prompt in body.prompts()]
 
         def submit(tokens: list[int]) -> tuple[Answer, CompletionDialect]:
-            answer = service.engine.submit(tokens, body.params(), prompt_logprobs=body.prompt_logprobs)
-            return answer, CompletionDialect(service.model_id, service.token_json, answer, body)
+            answer = model.engine.submit(tokens, body.params(), prompt_logprobs=body.prompt_logprobs)
+            return answer, CompletionDialect(model.model_id, model.token_json, answer, body)
 
         if len(prompts) == 1:
             answer, dialect = submit(prompts[0])
-            return await respond(service, request, answer, dialect, body.stream, body.warnings())
+            return await respond(model, request, answer, dialect, body.stream, body.warnings())
         bodies = []
         for tokens in prompts:  # one after the other, so that others have their turn in between
             answer, dialect = submit(tokens)
-            bodies.append(dialect.whole(await whole(service, request, answer)))
+            bodies.append(dialect.whole(await whole(model, request, answer)))
         return JSONResponse(joined(bodies), headers=warning_headers(body.warnings()))
 
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings() -> Response:
-        raise HttpError(501, f"{service.model_id} writes text: this server has no embeddings.", "not_implemented")
+        raise HttpError(501, f"{service.first.model_id} writes text: this server has no embeddings.", "not_implemented")
 
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        service.check_model(body.model)
-        sent = await service.submit(body.task())
-        dialect = ResponsesDialect(service.model_id, body, sent.parser)
-        return await respond(service, request, sent.answer, dialect, body.stream, sent.warnings)
+        model = await service.model(body.model, request.scope)
+        sent = await model.submit(body.task())
+        dialect = ResponsesDialect(model.model_id, body, sent.parser)
+        return await respond(model, request, sent.answer, dialect, body.stream, sent.warnings)
 
 
 def _add_anthropic(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages", response_model=None)
     async def messages(body: MessagesRequest, request: Request) -> Response:
-        service.check_model(body.model)
-        sent = await service.submit(body.task())
-        dialect = MessagesDialect(service.model_id, sent.answer, sent.parser)
-        return await respond(service, request, sent.answer, dialect, body.stream, sent.warnings)
+        model = await service.model(body.model, request.scope)
+        sent = await model.submit(body.task())
+        dialect = MessagesDialect(model.model_id, sent.answer, sent.parser)
+        return await respond(model, request, sent.answer, dialect, body.stream, sent.warnings)
 
     @app.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountRequest) -> dict[str, int]:
-        service.check_model(body.model)
-        return {"input_tokens": len(await service.engine.chat_tokens(body.plain_messages(), body.plain_tools()))}
+    async def count_tokens(body: CountRequest, request: Request) -> dict[str, int]:
+        model = await service.model(body.model, request.scope)
+        return {"input_tokens": len(await model.engine.chat_tokens(body.plain_messages(), body.plain_tools()))}
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        service.check_model(body.model)
+    async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+        model = await service.model(body.model, request.scope)
         if (body.prompt is None) == (body.messages is None):
             raise UsageError("Neither or both of prompt and messages are given.", "Give one of them.")
         if body.messages is not None:
             messages = [message.plain() for message in body.messages]
             tools = [tool.plain() for tool in body.tools]
-            tokens = await service.engine.chat_tokens(messages, tools, body.rendering())
+            tokens = await model.engine.chat_tokens(messages, tools, body.rendering())
         else:
-            tokens = await service.engine.text_tokens(body.prompt or "", body.add_special_tokens)
-        return {"count": len(tokens), "max_model_len": service.context, "tokens": tokens}
+            tokens = await model.engine.text_tokens(body.prompt or "", body.add_special_tokens)
+        return {"count": len(tokens), "max_model_len": model.context, "tokens": tokens}
 
     @app.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
-        tokenizer, target = service.engine.loaded()
+    async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
+        tokenizer, target = (await service.model(model, request.scope)).engine.loaded()
         return tokenizer.info() | {"model_max_length": target.context}
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
-        service.check_model(body.model)
-        return {"prompt": await service.engine.text(body.tokens)}
+    async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+        model = await service.model(body.model, request.scope)
+        return {"prompt": await model.engine.text(body.tokens)}
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> JSONResponse:
-        state = service.engine.state
-        if state.status == "ready":
-            return JSONResponse({"status": "ok"})
-        fields = ("status", "label", "done_bytes", "total_bytes", "problem")
-        return JSONResponse({field: getattr(state, field) for field in fields}, 503, {"Retry-After": "1"})
+        several = (
+            {}
+            if len(service.models) == 1
+            else {"models": {one.model_id: _fields_for_all(state) for one, state in service.described()}}
+        )
+        if (state := service.trouble) is None:
+            return JSONResponse({"status": "ok"} | several)
+        return JSONResponse(_fields(state) | several, 503, {"Retry-After": "1"})
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        names = service.names
-        cards = [_card(service, name) for name in names]
+        cards = [_card(service, model, name) for model in service.models for name in model.names]
+        names = [card["id"] for card in cards]
         return {"object": "list", "data": cards, "first_id": names[0], "last_id": names[-1], "has_more": False}
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> dict[str, Any]:
-        service.check_model(model_id)
-        return _card(service, model_id)
+        return _card(service, service.find(model_id), model_id)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -152,15 +157,28 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type=metrics.TYPE)
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
-    """A model as OpenAI, vLLM and Anthropic describe one."""
+def _fields(state: EngineState) -> dict[str, Any]:
+    return {field: getattr(state, field) for field in ("status", "label", "done_bytes", "total_bytes", "problem")}
+
+
+def _fields_for_all(state: EngineState) -> dict[str, Any]:
+    """Of one of several models. Why one could not be loaded is for the log: it may name files of this machine."""
+    return _fields(state) | ({"problem": LOG_SAYS} if state.status == "failed" else {})
+
+
+def _card(service: Service, model: ServedModel, name: str) -> dict[str, Any]:
+    """A model as OpenAI, vLLM and Anthropic describe one. The context of one of several is not known before it was
+    loaded once."""
+    if service.trouble is not None and service.first.engine.target is None:
+        raise service.first.engine.not_ready()
+    target = model.engine.target
     return {
         "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "monolane",
-        "root": service.model_id,
-        "max_model_len": service.context,
+        "root": model.model_id,
+        "max_model_len": None if target is None else target.context,
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z"),

@@ -37,14 +37,17 @@ def serve(service: Service, settings: Settings, say: Callable[[str], None]) -> N
     url = address(listener)
     if settings.api_key is None and not is_loopback(listener):
         say("Anyone who reaches this machine can use the server: set an API key (--api-key-file).")
-    say(f"Loading {service.model_id}; listening on {url}")
+    first, *others = service.models
+    say(f"Loading {first.model_id}; listening on {url}")
+    if others:
+        say(f"Loaded when they are asked for: {', '.join(other.model_id for other in others)}.")
 
     def ready() -> None:
-        target = service.engine.target
+        target = first.engine.target
         if service.ceiling() is None:
             say("How fast this machine reads is not known: run 'monolane ceiling' once to see how much of it is used.")
         where = target.name if target else "?"
-        say(f"{service.model_id} is ready on {where}: playground {url}/ (in a browser), API {url}/v1")
+        say(f"{first.model_id} is ready on {where}: playground {url}/ (in a browser), API {url}/v1")
 
     server = Server(service, settings, ready, is_loopback(listener))
     server.run(sockets=[listener])
@@ -89,7 +92,7 @@ class Server(uvicorn.Server):
 
     async def _load(self) -> None:
         try:
-            await self._service.engine.start()
+            await self._service.start()
         except NotReadyError:
             pass  # the server was stopped while the model was loading
         except Exception as error:

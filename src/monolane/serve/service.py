@@ -1,167 +1,99 @@
-"""What the routes share: the engine, the model's public name, and the way from a chat request to the engine."""
+"""What the routes share: the models, the pool of their engines, and the metrics."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from monolane.engine.answer import Answer
+from starlette.types import Scope
+
 from monolane.engine.async_engine import AsyncEngine
-from monolane.engine.params import SamplingParams
-from monolane.model.chat import Rendering
-from monolane.serve.failures import HttpError, unsupported
+from monolane.engine.pool import FOREVER, WAIT_S, EnginePool
+from monolane.engine.state import EngineState
+from monolane.errors import MonolaneError, NotEnoughMemoryError, UnavailableError
+from monolane.serve.failures import HttpError
+from monolane.serve.leases import hold
 from monolane.serve.metrics import Metrics
-from monolane.serve.playground_routes import Machine
-from monolane.serve.schemas import followable
+from monolane.serve.request_log import note
+from monolane.serve.served_model import ServedModel
 from monolane.serve.structured_output import GrammarCompiler
-from monolane.serve.token_json import TokenJson
-from monolane.serve.tool_parser import ToolParser, parser_for
-from monolane.serve.tools import Style, call_grammar, style_of
 
-MAX_TOOLS = 128
-
-
-@dataclass(frozen=True)
-class AnswerSchema:
-    """The JSON schema that an answer must follow, and the ``field`` of the request that has it. ``strict``: its objects
-    have no keys but those that they list."""
-
-    schema: Mapping[str, Any]
-    field: str
-    strict: bool = False
-
-
-@dataclass(frozen=True)
-class ChatTask:
-    """A chat request, whichever API it came through.
-
-    tools     functions as OpenAI's chat API writes them: {"type": "function", "function": {"name": …}}
-    choice    "auto", "none", "required", or the name of the one function that must be called
-    parallel  whether one answer may have several calls
-    schema    what the answer must follow; None where it is free. Where there are tools too, the answer is a call, or
-              follows the schema
-    how       how the conversation becomes a prompt
-    warnings  what the answer will not have, though it was asked for
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    params: SamplingParams
-    tools: Sequence[Mapping[str, Any]] = ()
-    choice: str = "auto"
-    parallel: bool = True
-    schema: AnswerSchema | None = None
-    how: Rendering = field(default_factory=Rendering)
-    warnings: Sequence[str] = ()
-
-    @property
-    def names(self) -> list[str]:
-        return [tool["function"]["name"] for tool in self.tools]
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """A chat request on its way: the parser finds the tool calls in its answer."""
-
-    answer: Answer
-    parser: ToolParser
-    warnings: Sequence[str]
+LOG_SAYS = "the server's log says why."
 
 
 class Service:
-    """``ceiling`` gives the measured read bandwidth of the machine in bytes/s; None where it was not measured."""
+    """``engines`` by the names of their models; the first is loaded from the start on, and answers requests that name
+    none. ``aliases``: further names of a model. ``ceiling`` gives the measured read bandwidth of the machine in
+    bytes/s; None where it was not measured. ``keep_alive_s``: that of the pool."""
 
     def __init__(
         self,
-        engine: AsyncEngine,
-        model_id: str,
+        engines: Mapping[str, AsyncEngine],
         ceiling: Callable[[], float | None] = lambda: None,
-        aliases: Sequence[str] = (),
+        aliases: Mapping[str, Sequence[str]] | None = None,
+        keep_alive_s: float = FOREVER,
     ) -> None:
-        self.engine = engine
-        self.model_id = model_id
-        self.names = (model_id, *aliases)  # what clients may call the model
         self.created = int(time.time())  # seconds since 1970
         self.grammars = GrammarCompiler()
         self.ceiling = ceiling
-        self.metrics = Metrics(engine, model_id, ceiling)
-        self._style: tuple[Style | None] | None = None  # known after the first chat request
-        self._token_json: TokenJson | None = None
+        self.metrics = Metrics(engines, ceiling)
+        # A single model that stays is there from the start on: who comes before is told so, and does not wait.
+        on_demand = len(engines) > 1 or keep_alive_s != FOREVER
+        self.pool = EnginePool(engines, keep_alive_s=keep_alive_s, wait_s=WAIT_S if on_demand else 0.0)
+        self.models = [
+            ServedModel(engine, name, (aliases or {}).get(name, ()), self.grammars, self.metrics.of(name), ceiling)
+            for name, engine in engines.items()
+        ]
+        self._by_name = {name: model for model in self.models for name in model.names}
+        self._started = False
 
     @property
-    def context(self) -> int:
-        """Tokens of prompt and answer together; NotReadyError until the model is loaded."""
-        return self.engine.loaded()[1].context
+    def first(self) -> ServedModel:
+        return self.models[0]
 
-    @property
-    def token_json(self) -> TokenJson:
-        if self._token_json is None:
-            self._token_json = TokenJson(self.engine.loaded()[0].token_bytes)
-        return self._token_json
-
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.names:
-            message = f"This server has no model {name!r}; it serves {self.model_id!r}."
+    def find(self, name: str | None) -> ServedModel:
+        """The model that goes by this name; HttpError where there is none."""
+        if name is None:
+            return self.first
+        if (found := self._by_name.get(name)) is None:
+            served = ", ".join(repr(model.model_id) for model in self.models)
+            message = f"This server has no model {name!r}; it serves {served}."
             raise HttpError(404, message, param="model", code="model_not_found")
+        return found
 
-    async def submit(self, task: ChatTask) -> Submitted:
-        """Run or queue a chat request; a wrong one raises here."""
-        tools = () if task.choice == "none" else task.tools
-        tokens = await self.engine.chat_tokens(task.messages, tools, task.how)
-        style = await self._style_of_calls()
-        if tools and style is None:
-            raise unsupported("tools", f"The chat template of {self.model_id} knows no tools.")
-        if task.choice not in ("auto", "none", "required", *task.names):
-            raise HttpError(400, f"tool_choice names {task.choice!r}, which is not in tools.", param="tool_choice")
-        grammar, left_out = await self._grammar(task, style)
-        answer = self.engine.submit(tokens, task.params, grammar=grammar)
-        return Submitted(answer, parser_for(task.names if tools else [], task.parallel), [*task.warnings, *left_out])
+    async def model(self, name: str | None, scope: Scope, keep_alive_s: float | None = None) -> ServedModel:
+        """The model for a request, loaded, and not unloaded before its response has ended."""
+        found = self.find(name)
+        try:
+            await hold(scope, self.pool.lease(found.model_id, keep_alive_s))
+        except UnavailableError:
+            raise
+        except MonolaneError as error:  # whatever it is, the client has not caused it
+            # Numbers are for everyone; other errors name files of this machine.
+            why = " ".join(str(error).split("\n")) if isinstance(error, NotEnoughMemoryError) else LOG_SAYS
+            message = f"{found.model_id} could not be loaded: {why}"
+            raise HttpError(500, message, "server_error", code="model_load_failed") from error
+        if len(self.models) > 1:
+            note(scope, model=found.model_id)
+        return found
 
-    def machine(self) -> Machine:
-        tokenizer, target = self.engine.loaded()
-        return Machine(
-            model=self.model_id,
-            device=target.name,
-            bytes_per_token=target.bytes_per_token,
-            ceiling_bytes_per_s=self.ceiling(),
-            context=target.context,
-            can_chat=tokenizer.can_chat,
-            sampling=tokenizer.sampling,
-        )
+    async def start(self) -> None:
+        """Load the first model; raise what went wrong."""
+        await self.pool.start()
+        self._started = True
+
+    @property
+    def trouble(self) -> EngineState | None:
+        """The state of the first engine where the server cannot answer: it loads, or the only one restarts."""
+        state = self.first.engine.state
+        is_idle = self._started and (len(self.models) > 1 or state.status == "unloaded")
+        return None if is_idle or state.status == "ready" else state
+
+    def described(self) -> Iterator[tuple[ServedModel, EngineState]]:
+        """All models, and how they are."""
+        for model in self.models:
+            yield model, model.engine.state
 
     async def close(self, drain_s: float) -> None:
-        await self.engine.close(drain_s)
+        await self.pool.close(drain_s)
         self.grammars.close()
-
-    async def _style_of_calls(self) -> Style | None:
-        """How the model writes tool calls, from its chat template; found once."""
-        if self._style is None:
-            tokenizer, _ = self.engine.loaded()
-            self._style = (await self.engine.in_thread(lambda: style_of(tokenizer)),)
-        return self._style[0]
-
-    async def _grammar(self, task: ChatTask, style: Style | None) -> tuple[str | None, list[str]]:
-        """The grammar that the answer must follow, if any, and what of its schemas is not enforced."""
-        wanted = None
-        if task.schema is not None:
-            wanted = followable(task.schema.schema, task.schema.field, task.schema.strict)
-        forced = task.choice not in ("auto", "none")
-        if not task.tools or style is None or task.choice == "none" or not (forced or wanted):
-            if wanted is None or task.schema is None:
-                return None, []
-            grammar = await self.grammars.compile("json_schema", json.dumps(wanted.schema), task.schema.field)
-            return grammar, wanted.left_out
-        functions = [
-            (tool["function"]["name"], followable(tool["function"]["parameters"], "tools"))
-            for tool in task.tools
-            if task.choice in ("auto", "required", tool["function"]["name"])
-        ]
-        left_out = [text for _, made in functions for text in made.left_out]
-        several = task.parallel and task.choice in ("auto", "required")
-        answer = None
-        if wanted is not None and not forced:
-            answer, left_out = wanted.schema, left_out + wanted.left_out
-        text = call_grammar(style, [(name, made.schema) for name, made in functions], several, answer)
-        return await self.grammars.compile("lark", text, "tools"), left_out

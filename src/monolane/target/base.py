@@ -89,6 +89,10 @@ class Target(Protocol):
         """Bytes of weights that are read for one decoded token."""
 
     @property
+    def memory_bytes(self) -> int:
+        """Bytes of the device's memory that it holds: weights, KV caches, buffers."""
+
+    @property
     def stall_s(self) -> float:
         """A run whose ``steps`` have not grown for this many seconds is stuck, and the target with it."""
 

@@ -20,10 +20,11 @@ from monolane.target.base import Finish, Request, Token
 class InterpreterTarget:
     """Runs a plan in NumPy. It has one KV cache."""
 
-    def __init__(self, tapes: Sequence[Tape], context: int) -> None:
+    def __init__(self, tapes: Sequence[Tape], context: int, memory_bytes: int = 0) -> None:
         self.name = "interpreter (NumPy)"
         self.context = context
         self.caches = 1
+        self.memory_bytes = memory_bytes
         self.stall_s = math.inf
         self.bytes_per_token = sum(tape.plan.bytes_per_token for tape in tapes)
         self._tapes = tapes

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from monolane.cache import human_size
-from monolane.errors import ResourceError, UsageError, pip_install
+from monolane.errors import NotEnoughMemoryError, UsageError, pip_install
 from monolane.lanes.memory import SharedAllocator, SharedMemory
 from monolane.model.config import ModelConfig
 from monolane.model.format import FormatOf, all_bf16
@@ -93,11 +93,12 @@ def open_target(
     lanes: int | None = None,
     placement: str = "together",
     quantise: str | None = None,
+    sharing: int = 1,
     progress: Progress | None = None,
 ) -> Target:
     """Compile the kernel, allocate memory and pack the tape. ``placement``: lanes in one process, or one process per
-    lane. ``quantise``: "q8" or "q4" for matrices that are not low-bit. ``progress`` shows the loading, and notes for
-    the user."""
+    lane. ``quantise``: "q8" or "q4" for matrices that are not low-bit. ``sharing``: so many models share the memory
+    that is left for KV caches. ``progress`` shows the loading, and notes for the user."""
     progress = progress or Silent()
     weights = quantised(weights, quantise)
     if placement not in PLACEMENTS:
@@ -108,13 +109,13 @@ def open_target(
     count = choose_lanes(config, lanes)
     gpu = _choose_gpu(device, workers, progress)
     if gpu is not None and placement == "apart" and count > 1:
-        return open_cuda_apart(config, weights, context, gpu, progress, count)
+        return open_cuda_apart(config, weights, context, gpu, progress, count, sharing)
     if gpu is not None:
-        return open_cuda(config, weights, context, gpu, progress, count)
+        return open_cuda(config, weights, context, gpu, progress, count, sharing)
     require_processors(workers)
     plan = plan_for(config, workers, cache_format, lanes, weights.format)
     note_widened(plan.program, weights, progress)
-    require_memory(plan, context)
+    needed = require_memory(plan, context)
     compiler = None if device == "interpreter" else find_compiler()
     if compiler is None:
         if device != "interpreter":
@@ -122,7 +123,7 @@ def open_target(
                 "No C++ compiler was found (CXX, c++, g++, clang++, the ziglang package): running in the interpreter, "
                 f"which is very slow. Install one, for example: {pip_install('ziglang')}"
             )
-        return InterpreterTarget(load_lanes(plan, weights, config, allocate, progress), context)
+        return InterpreterTarget(load_lanes(plan, weights, config, allocate, progress), context, needed)
     level = machine.vector_level()
     source = generate(plan.program)
     cores, lanes = machine.processors(), plan.program.lanes
@@ -133,17 +134,18 @@ def open_target(
     if pinned is None:
         progress.note(f"{threads} workers share {len(cores)} cores: that is slower than one worker per core.")
     cache_bytes = CacheShape.of(plan.program, context, lanes).nbytes
-    caches = resident_caches(cache_bytes, machine.available_memory())
+    caches = resident_caches(cache_bytes, machine.available_memory(), sharing)
+    held = needed + (caches - 1) * cache_bytes
     if placement == "apart" and lanes > 1:
         name = f"cpu ({lanes} lanes apart, {plan.workers} x {level.name} each)"
         library = Library(build(source, compiler, level))
-        return _open_apart(library, plan, config, weights, context, pinned, caches, name, progress)
+        return _open_apart(library, plan, config, weights, context, pinned, caches, name, held, progress)
     with ThreadPoolExecutor(1, "compile") as pool:
         built = pool.submit(build, source, compiler, level)
         tapes = load_lanes(plan, weights, config, allocate, progress)
         library = Library(built.result())
     name = f"cpu ({threads} x {level.name}" + (f", {lanes} lanes)" if lanes > 1 else ")")
-    return CpuTarget(library, tapes, context, Place(threads, pinned), name, caches=caches)
+    return CpuTarget(library, tapes, context, Place(threads, pinned), name, caches=caches, memory_bytes=held)
 
 
 def _open_apart(
@@ -155,6 +157,7 @@ def _open_apart(
     processors: Sequence[int] | None,
     caches: int,
     name: str,
+    held: int,
     progress: Progress,
 ) -> CpuTarget:
     """Every lane in a process of its own; the first is this one."""
@@ -168,7 +171,17 @@ def _open_apart(
     others = LaneProcesses(lane_setups(library, tapes, memory, shared, places, context, caches))
     others.ready()
     memory.close_files()
-    return CpuTarget(library, tapes[:1], context, places[0], name, caches=caches, others=others, shared=shared)
+    return CpuTarget(
+        library,
+        tapes[:1],
+        context,
+        places[0],
+        name,
+        caches=caches,
+        others=others,
+        shared=shared,
+        memory_bytes=held,
+    )
 
 
 def _choose_gpu(device: str, workers: int | None, progress: Progress) -> Device | None:
@@ -215,17 +228,20 @@ def memory_needed(plan: Plan, context: int) -> dict[str, int]:
     }
 
 
-def require_memory(plan: Plan, context: int) -> None:
-    """Refuse a model that does not fit in memory; the message has the numbers."""
+def require_memory(plan: Plan, context: int) -> int:
+    """The bytes that a model needs; it is refused where they are not available, and the message has the numbers."""
     needed, available = memory_needed(plan, context), machine.available_memory()
     total = sum(needed.values())
     if available is not None and total > available:
         parts = ", ".join(f"{human_size(size)} {name}" for name, size in needed.items())
-        raise ResourceError(
+        raise NotEnoughMemoryError(
             f"This needs {human_size(total)} of memory ({parts} for {context} tokens of context), "
             f"but only {human_size(available)} are available.",
             "Use a smaller model, a smaller context, or close other programs.",
+            total,
+            available,
         )
+    return total
 
 
 def _widest(plan: Plan) -> int:

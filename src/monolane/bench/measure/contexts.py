@@ -44,6 +44,9 @@ def measure(
         found.append([timing.decode(target, request) for request in requests])
         told = ", ".join(f"{decode.us_per_token:,.1f}" for decode in found[-1])
         say(f"contexts, round {number + 1}/{rounds}: {told} µs/token")
+    for place, length in enumerate(lengths):
+        if (warning := timing.disagreement([decodes[place].us_per_token for decodes in found])) is not None:
+            say(f"warning: context {length:,}: {warning}")
     ceiling = median(ceilings)
     return {
         "benchmark": "context",

@@ -53,6 +53,7 @@ class Options:
     tokens: int
     rounds: int
     out: Path
+    keep: bool = False  # replace a result that git tracks
 
     def __post_init__(self) -> None:
         config = shapes.named(self.shape)
@@ -102,7 +103,7 @@ def run(options: Options, progress: Progress, say: Say) -> dict[str, Any]:
         "machine": record.machine() | {"gpu": gpu},
         "versions": record.versions(*PACKAGES["cuda"]),
     }
-    say(f"written: {record.write(f'delays-{options.shape}-{options.placement}', result, options.out)}")
+    say(record.written(f"delays-{options.shape}-{options.placement}", result, options.out, options.keep))
     return result
 
 

@@ -49,8 +49,9 @@ def _dtype(path: Path) -> str:
     return load_model(path).dtype
 
 
-def run(model: str | None, shape: str | None, device: str, folder: Path, say: Say) -> None:
-    """Start twice with a model, or with a folder of made-up weights of a shape, and write the result."""
+def run(model: str | None, shape: str | None, device: str, folder: Path, say: Say, keep: bool = False) -> None:
+    """Start twice with a model, or with a folder of made-up weights of a shape, and write the result. ``keep``: replace
+    one that git tracks."""
     if (model is None) == (shape is None):
         raise UsageError("What is to be loaded is not clear.", "Give either a model or --shape NAME.")
     name = shape or Path(str(model)).name
@@ -78,7 +79,7 @@ def run(model: str | None, shape: str | None, device: str, folder: Path, say: Sa
         }
     first, second = result["first"]["first_token_s"], result["second"]["first_token_s"]
     say(f"to the first token: {first:.1f} s the first time, {second:.1f} s with a warm cache")
-    say(f"written: {record.write(f'load-{name}-{kind}', result, folder)}")
+    say(record.written(f"load-{name}-{kind}", result, folder, keep))
 
 
 def _warm(path: Path) -> None:

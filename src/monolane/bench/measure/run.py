@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from monolane.bench import output_path
-from monolane.bench.measure import accuracy, contexts, decode, lengths, server, stages
+from monolane.bench.measure import accuracy, contexts, decode, lengths, server, stages, timing
 from monolane.bench.measure import subject as subjects
 from monolane.bench.measure import workflow as workflows
 from monolane.bench.measure.decode import Lengths
@@ -49,6 +49,7 @@ class Options:
     peers: tuple[str, ...] = ()
     workflow: int | None = None
     out: Path = record.RESULTS
+    keep: bool = False  # replace results that git tracks
     picture: Path | None = None
 
     def __post_init__(self) -> None:
@@ -91,7 +92,9 @@ def run(options: Options, progress: Progress, say: Say) -> list[dict[str, Any]]:
 
     def keep(name: str, result: dict[str, Any]) -> None:
         results.append(result | {"command": options.command})
-        say(f"written: {record.write(name, results[-1], options.out)}")
+        say(record.written(name, results[-1], options.out, options.keep))
+        if (warning := timing.disagreement([row["us_per_token"] for row in result.get("rounds", ())])) is not None:
+            say(f"warning: {warning}")
 
     if options.server is not None:
         found = server.measure(
@@ -130,7 +133,7 @@ def sweep(options: Options, progress: Progress, say: Say) -> dict[str, Any]:
         verdict = _judged(subject, say)
         found = contexts.measure(subject, around, fit, tokens, options.rounds, say)
         found |= {"left_out": left_out, "accuracy": verdict} | around.where()
-        say(f"written: {record.write(f'context-{name}-{subject.kind}', found, options.out)}")
+        say(record.written(f"context-{name}-{subject.kind}", found, options.out, options.keep))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from time import perf_counter
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from monolane.target.base import Request, Target, Token
 
 Result = TypeVar("Result")
 GREEDY = Sampling()
+MOST_APART = 0.10  # of the median, between the fastest and the slowest round
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
@@ -27,6 +29,17 @@ def difference_us(one_s: float, many_s: float, tokens: int) -> float:
             "Ask for more with --tokens, on a machine that does nothing else.",
         )
     return (many_s - one_s) / (tokens - 1) * 1e6
+
+
+def disagreement(rounds: Sequence[float]) -> str | None:
+    """A warning where the same measurement gave results that differ too much to be trusted; else None."""
+    if len(rounds) < 2 or max(rounds) - min(rounds) <= MOST_APART * median(rounds):
+        return None
+    apart = (max(rounds) - min(rounds)) / median(rounds)
+    return (
+        f"the rounds differ by {apart:.0%} ({min(rounds):,.1f} to {max(rounds):,.1f} µs/token): "
+        "something else used the machine. Measure again when it is idle."
+    )
 
 
 def percentiles(gaps_us: Iterable[NDArray[np.float64]]) -> dict[str, float]:

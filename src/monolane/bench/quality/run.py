@@ -49,6 +49,7 @@ class Options:
     max_tokens: int = 512
     problems: int | None = None
     out: Path = QUALITY
+    keep: bool = False  # replace a result that git tracks
 
 
 def run(options: Options, say: Say) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def run(options: Options, say: Say) -> dict[str, Any]:
     name = "-".join(
         filter(None, ("humaneval", Path(options.model).name, options.quantise, result["device"].split()[0]))
     )
-    say(f"written: {record.write(name, result, options.out)}")
+    say(record.written(name, result, options.out, options.keep))
     return result
 
 

@@ -59,17 +59,40 @@ def versions(*packages: str) -> dict[str, str | None]:
     return found
 
 
-def write(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write a result to a file of this name; a result without a command gets that of this process."""
+def write(name: str, result: dict[str, Any], folder: Path = RESULTS, keep: bool = False) -> Path:
+    """Write a result to a file of this name; a result without a command gets that of this process. A file that git
+    tracks was published: unless this one is to be kept in its place, it goes to a folder beside."""
     path = folder / f"{re.sub(r'[^a-z0-9.]+', '-', name.lower())}.json"
+    if not keep and is_tracked(path):
+        path = path.parent.with_name(f"{path.parent.name}-new") / path.name
     with atomic_write(path) as file:
         file.write((json.dumps({"command": command()} | result, indent=2) + "\n").encode())
     return path
 
 
+def written(name: str, result: dict[str, Any], folder: Path, keep: bool) -> str:
+    """Write a result; the line for the user says where it is."""
+    path = write(name, result, folder, keep)
+    if path.parent == folder:
+        return f"written: {path}"
+    return f"written: {path}; {folder / path.name} is tracked by git and stays as it is (--keep replaces it)"
+
+
+def is_tracked(path: Path) -> bool:
+    """Whether git tracks this file."""
+    if not path.is_file():
+        return False
+    words = ["git", "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
+    try:
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def command() -> str:
     """The command that repeats this measurement, without the output paths."""
     program, *words = sys.argv
+    words = [word for word in words if word != "--keep"]
     for option in ("--out", "--picture"):
         if option in words:
             place = words.index(option)

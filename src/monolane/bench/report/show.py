@@ -93,6 +93,10 @@ def _stages(result: Result) -> Iterator[str]:
     for name, us in result["stages_us"].items():
         allowed = f"{predicted[name]:,.1f}" if name in predicted else "-"
         yield f"{name:>20}{result['times'][name]:12}{us:15,.1f}{allowed:>15}"
+    total, all_allowed = sum(result["stages_us"].values()), f"{sum(predicted.values()):,.1f}" if predicted else "-"
+    yield f"{'a token':>20}{sum(result['times'].values()):12}{total:15,.1f}{all_allowed:>15}"
+    cost = total - result["us_per_token"]
+    yield f"{'':>20} with stamps; {result['us_per_token']:,.1f} µs without: the stamps cost {cost:,.1f} µs"
 
 
 def _workflow(result: Result) -> Iterator[str]:

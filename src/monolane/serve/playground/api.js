@@ -48,8 +48,9 @@ async function get(path) {
 /** { model, device, bytes_per_token, ceiling_bytes_per_s, context, can_chat, sampling }, of one of its models. */
 export const machine = (model) => get(model ? `machine?model=${encodeURIComponent(model)}` : "machine");
 
-/** The names of the models that the server has. */
-export const models = async () => (await get("v1/models")).data.map(({ id }) => id);
+/** The names of the models that the server has, each once: further names of a model have another `root`. */
+export const models = async () =>
+  (await get("v1/models")).data.filter(({ id, root }) => (root ?? id) === id).map(({ id }) => id);
 
 /**
  * Have a conversation answered (`messages` in the body) or a text continued (`prompt`), and yield what comes: { ahead }

@@ -46,7 +46,7 @@ async function start() {
   }
   byId("loading").hidden = true;
   try {
-    const found = await machine(picker.model);
+    const found = await loaded(picker.model);
     picker.offer(await models(), found.model);
     showMachine(found);
   } catch (error) {
@@ -61,6 +61,21 @@ async function start() {
   composer.block(false);
   byId("empty").hidden = talk.conversation.turns.length > 0;
   await talk.resume();
+}
+
+/** What the server says of a model, which it loads first where it must; meanwhile its progress is shown. */
+async function loaded(model) {
+  const asked = machine(model);
+  const looking = setInterval(async () => {
+    const state = (await health().catch(() => ({}))).models?.[model];
+    if (state?.status === "loading") showLoading(state);
+  }, LOADING_POLL_MS);
+  try {
+    return await asked;
+  } finally {
+    clearInterval(looking);
+    byId("loading").hidden = true;
+  }
 }
 
 /** Ask for a key, and begin again with it. */

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from monolane.cache import cache_folder, disk_errors, make_folder
+from monolane.cache import cache_folder, disk_errors, is_sealed, make_folder, seal
 from monolane.errors import TargetError, pip_install
 from monolane.target.cpu.machine import VectorLevel
 
@@ -74,17 +74,18 @@ def build(
     headers: tuple[Path, ...] = HEADERS,
     extra_flags: tuple[str, ...] = (),
 ) -> Path:
-    """The path of the compiled library. It is compiled only if it is not in the cache."""
+    """The path of the compiled library. It is compiled only if it is not in the cache, or is damaged there."""
     flags = (*FLAGS, *level.flags, *extra_flags)
     folder = make_folder(cache_folder("kernels"))
     suffix = "dylib" if platform.system() == "Darwin" else "so"
     library = folder / f"cpu-{_key(source, compiler, flags, headers)}.{suffix}"
-    if library.exists():
+    if is_sealed(library):
         return library
     with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as work:
         main, built = Path(work) / "kernel.cpp", Path(work) / library.name
         main.write_text(source)
         _compile([*compiler.command, *flags, *(f"-I{folder}" for folder in headers), str(main), "-o", str(built)])
+        seal(built, library)
         built.replace(library)  # atomic; where two processes compile the same, the second file replaces an equal one
     return library
 

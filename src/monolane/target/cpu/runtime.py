@@ -44,10 +44,12 @@ class CpuTarget:
         caches: int = 1,
         others: LaneProcesses | None = None,
         shared: object = None,
+        memory_bytes: int = 0,
     ) -> None:
         self.name = description
         self.context = context
         self.caches = caches
+        self.memory_bytes = memory_bytes
         self.stall_s = deadline_s + NAMED_S
         plan = tapes[0].plan
         self.bytes_per_token = plan.bytes_per_token * plan.program.lanes

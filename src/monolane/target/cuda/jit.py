@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monolane.cache import atomic_write, cache_folder
+from monolane.cache import atomic_write, cache_folder, is_sealed, seal
 from monolane.errors import TargetError
 from monolane.target.cuda.packages import how_to_install
 
@@ -63,12 +63,13 @@ def compile_kernel(source: str, architecture: str) -> Compiled:
     options = (f"-arch={architecture}", *OPTIONS)
     key = _key(source, repr(_call(nvrtc.nvrtcVersion())), options)
     cubin_path, log_path = (cache_folder("kernels") / f"cuda-{key}.{suffix}" for suffix in ("cubin", "log"))
-    if cubin_path.exists():  # written after the log
+    if is_sealed(log_path) and is_sealed(cubin_path):
         return Compiled(cubin_path.read_bytes(), log_path.read_text())
     compiled = _compile(source, options)
     for path, data in ((log_path, compiled.log.encode()), (cubin_path, compiled.cubin)):
         with atomic_write(path) as file:
             file.write(data)
+        seal(path, path)
     return compiled
 
 

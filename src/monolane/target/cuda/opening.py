@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monolane.cache import human_size
-from monolane.errors import MonolaneError, ResourceError, UnsupportedModelError, UsageError
+from monolane.errors import MonolaneError, NotEnoughMemoryError, UnsupportedModelError, UsageError
 from monolane.lanes.memory import SharedAllocator
 from monolane.model.config import ModelConfig
 from monolane.model.format import FormatOf, all_bf16
@@ -153,9 +153,16 @@ def memory_needed(plan: Plan, context: int, lanes: int) -> int:
 
 
 def open_cuda(
-    config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress, lanes: int = 1
+    config: ModelConfig,
+    weights: Weights,
+    context: int,
+    device: Device,
+    progress: Progress,
+    lanes: int = 1,
+    sharing: int = 1,
 ) -> CudaTarget:
-    """Compile the kernel while the tapes of all lanes are packed, then copy them to the GPU."""
+    """Compile the kernel while the tapes of all lanes are packed, then copy them to the GPU. ``sharing``: so many
+    models share the GPU's memory."""
     from monolane.target.cuda.driver import Context
     from monolane.target.cuda.launch_model import LaunchModel
     from monolane.target.cuda.launcher import Launcher
@@ -165,7 +172,7 @@ def open_cuda(
     _note_untried(device, plan.program, False, progress)
     note_widened(plan.program, weights, progress)
     gpu = Context(device)
-    caches = _caches_that_fit(plan, context, lanes, 1, gpu)
+    caches, held = _caches_that_fit(plan, context, lanes, 1, gpu, sharing)
     compiled, tapes = _compiled_and_packed(plan, config, weights, device, False, _zeroed, progress)
     launcher = Launcher(
         gpu,
@@ -173,11 +180,17 @@ def open_cuda(
         LaunchModel.of(plan, tapes, tapes[0].table, context),
         caches,
     )
-    return CudaTarget(launcher, plan, partial(_traced, plan, gpu, False))
+    return CudaTarget(launcher, plan, partial(_traced, plan, gpu, False), memory_bytes=held)
 
 
 def open_cuda_apart(
-    config: ModelConfig, weights: Weights, context: int, device: Device, progress: Progress, lanes: int
+    config: ModelConfig,
+    weights: Weights,
+    context: int,
+    device: Device,
+    progress: Progress,
+    lanes: int,
+    sharing: int = 1,
 ) -> CudaTarget:
     """Every lane in a process of its own; the first is this one. Each has a GPU, or a share of one."""
     from monolane.target.cuda import follower, peer_memory
@@ -187,12 +200,12 @@ def open_cuda_apart(
     from monolane.target.cuda.runtime import CudaTarget
 
     devices = lane_devices(lanes)
-    sharing = sum(other.number == device.number for other in devices)  # lanes on this GPU
-    plan = cuda_plan(config, device.processors * lanes // sharing, lanes, weights.format)
+    here = sum(other.number == device.number for other in devices)  # lanes on this GPU
+    plan = cuda_plan(config, device.processors * lanes // here, lanes, weights.format)
     _note_untried(device, plan.program, True, progress)
     note_widened(plan.program, weights, progress)
     gpu, memory = Context(device), SharedAllocator()
-    caches = _caches_that_fit(plan, context, 1, sharing, gpu)
+    caches, held = _caches_that_fit(plan, context, 1, here, gpu, sharing)
     compiled, tapes = _compiled_and_packed(plan, config, weights, device, True, memory.allocate, progress)
     setups = follower.lane_setups(plan, tapes, compiled.cubin, memory, devices, context, caches)
     others = LaneProcesses(setups)
@@ -206,7 +219,7 @@ def open_cuda_apart(
         others.close()
         raise
     memory.close_files()
-    return CudaTarget(launcher, plan, partial(_traced, plan, gpu, True), others)
+    return CudaTarget(launcher, plan, partial(_traced, plan, gpu, True), others, held)
 
 
 def lane_devices(lanes: int) -> list[Device]:
@@ -245,17 +258,24 @@ def _note_untried(device: Device, program: Program, apart: bool, progress: Progr
         progress.note(f"Untried on any GPU so far, tested in emulation alone: {' and '.join(untried)}.")
 
 
-def _caches_that_fit(plan: Plan, context: int, lanes: int, launches: int, gpu: Context) -> int:
-    """How many KV caches fit beside the model, in so many launches of so many lanes each on one GPU."""
+def _caches_that_fit(
+    plan: Plan, context: int, lanes: int, launches: int, gpu: Context, sharing: int
+) -> tuple[int, int]:
+    """How many KV caches fit beside the model, in so many launches of so many lanes each on one GPU; and the bytes that
+    all of it takes. ``sharing``: so many models share the memory."""
     needed, free = launches * memory_needed(plan, context, lanes), gpu.free_memory()
     if needed > free:
-        raise ResourceError(
+        raise NotEnoughMemoryError(
             f"This needs {human_size(needed)} of GPU memory with {context:,} tokens of context, "
             f"but {gpu.device.name} has {human_size(free)} free.",
             "Use a smaller model or context, or free the GPU's memory.",
+            needed,
+            free,
         )
     sizes = scratch_sizes(plan, context, lanes)
-    return resident_caches(launches * (sizes["keys"] + sizes["values"]), free - needed)
+    each = launches * (sizes["keys"] + sizes["values"])
+    caches = resident_caches(each, free - needed, sharing)
+    return caches, needed + (caches - 1) * each
 
 
 def _compiled_and_packed(

@@ -49,6 +49,7 @@ class CudaTarget:
         plan: Plan,
         traced: Callable[[], Kernel],
         others: LaneProcesses | None = None,
+        memory_bytes: int = 0,
     ) -> None:
         self.launcher = launcher
         self.others = others
@@ -62,6 +63,7 @@ class CudaTarget:
         )
         self.context = launcher.model.context
         self.caches = launcher.caches
+        self.memory_bytes = memory_bytes
         self.bytes_per_token = plan.bytes_per_token * lanes
         self.silent_s = SILENT_DEADLINES * launcher.launch.deadline_ns / 1e9
         self._number = 0  # of the last request
