@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from monolane.cli import options
 from monolane.cli.default_elsewhere import default_elsewhere
+from monolane.errors import UsageError
+
+if TYPE_CHECKING:
+    from monolane.progress import Progress
 
 
 def serve(
@@ -19,6 +24,8 @@ def serve(
     api_key: options.ApiKey = None,
     api_key_file: options.ApiKeyFile = None,
     allow_origin: options.AllowOrigin = None,
+    ray: options.Ray = False,
+    replicas: options.Replicas = None,
     queue_limit: options.QueueLimit = 64,
     max_connections: options.MaxConnections = 512,
     max_answer_tokens: options.MaxAnswerTokens = None,
@@ -38,28 +45,43 @@ def serve(
     from monolane.serve import request_log, run
     from monolane.serve.service import Service
 
+    if replicas is not None and not ray:
+        raise UsageError("--replicas is given without --ray.", "Add --ray.")
     key = options.api_key(api_key, api_key_file)
     request_log.set_up(options.log_level(log_level))
     progress = progress_bar()
     if model is None:
         model, line = default_elsewhere(device, workers)
         progress.note(line)
+    place = str(Path(model).resolve()) if Path(model).exists() else model  # a replica has another working directory
     name, *aliases = (
         served_model_name.split(",") if served_model_name else [Path(model).name if Path(model).exists() else model]
     )
-    engine = AsyncEngine.for_model(
-        model,
-        device=device,
-        workers=workers,
-        lanes=lanes,
-        placement=placement,
-        quantise=weights,
-        context=context,
-        queue_limit=queue_limit,
-        max_answer_tokens=max_answer_tokens,
-        max_answer_s=max_answer_seconds,
-        progress=progress,
-    )
-    service = Service(engine, name, options.ceiling(ceiling, device, workers), aliases)
+    ceiling_of = options.ceiling(ceiling, device, workers)
+
+    def make(progress: Progress | None = None) -> Service:
+        engine = AsyncEngine.for_model(
+            place,
+            device=device,
+            workers=workers,
+            lanes=lanes,
+            placement=placement,
+            quantise=weights,
+            context=context,
+            queue_limit=queue_limit,
+            max_answer_tokens=max_answer_tokens,
+            max_answer_s=max_answer_seconds,
+            progress=progress,
+        )
+        return Service(engine, name, ceiling_of, aliases)
+
     settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)
-    run.serve(service, settings, lambda text: typer.echo(text, err=True))
+    say = lambda text: typer.echo(text, err=True)  # noqa: E731
+    if not ray:
+        run.serve(make(progress), settings, say)
+        return
+    from monolane.cluster.deployment import Wanted
+    from monolane.cluster.run import bounds, serve_replicas
+
+    gpus = lanes if lanes and placement == "apart" else 1
+    serve_replicas(make, name, Wanted(*bounds(replicas or "1"), device, workers, gpus), settings, say)
