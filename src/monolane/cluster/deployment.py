@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -156,6 +157,7 @@ def connect() -> None:
         from ray import serve  # noqa: F401  # Ray can be installed without it
     except ImportError as error:
         raise UsageError("--ray needs Ray Serve, which is not installed.", f"Run {pip_install(PACKAGE)}") from error
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray.init(logging_level="warning", include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError) as error:

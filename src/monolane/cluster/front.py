@@ -61,6 +61,8 @@ class Front:
         self._answering.add(answering)
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if relay.complete:  # then the server reports a disconnect, too; what is left are the replica's notes
+                await asyncio.wait([answering])
         finally:
             self._answering.discard(answering)
             leaving.cancel()

@@ -21,12 +21,13 @@ class Relay:
 
     replica    the one that answers now
     committed  part of the answer was sent: another replica's answer would not fit
+    complete   all of it was sent
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope = scope
         self.replica = ""
-        self.committed = False
+        self.committed = self.complete = False
         self._send_on = send
         self._start: Message | None = None  # of the response that the replica sends
         self._is_stream = False
@@ -76,6 +77,7 @@ class Relay:
                     assert self._start is not None
                     self._begun = True
                     await self._send_on(self._start)
+                self.complete = not more
                 await self._send_on({"type": "http.response.body", "body": body, "more_body": more})
         except TimeoutError:
             raise SlowReaderError(f"Nothing of the answer was read for {SEND_S:.0f} s.") from None

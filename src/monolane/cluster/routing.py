@@ -31,16 +31,17 @@ def conversation_of(body: bytes) -> bytes | None:
 
 
 def _beginning(asked: Mapping[str, Any]) -> Any:
-    turns = asked.get("messages", asked.get("input"))
+    turns, prompt = asked.get("messages", asked.get("input")), asked.get("prompt")
+    if isinstance(turns, str):
+        return [{"role": "user", "content": turns}]  # what it will be in the next request
     if isinstance(turns, list):
-        last = next((at for at, turn in enumerate(turns) if isinstance(turn, dict) and turn.get("role") == "user"), 0)
-        return turns[: last + 1]
-    if turns is not None:
-        return turns
-    prompt = asked.get("prompt")
+        users = (number for number, turn in enumerate(turns) if isinstance(turn, dict) and turn.get("role") == "user")
+        return turns[: next(users, 0) + 1]
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # of several prompts, which one replica answers
-    return prompt[:PROMPT_TOKENS] if isinstance(prompt, list) else prompt and str(prompt)[:PROMPT_CHARS]
+        prompt = prompt[0]  # of several, which one replica answers
+    if isinstance(prompt, str):
+        return prompt[:PROMPT_CHARS]
+    return prompt[:PROMPT_TOKENS] if isinstance(prompt, list) else None
 
 
 def ranked(conversation: bytes | None, loads: Mapping[str, int], tried: Collection[str] = ()) -> list[str]:
