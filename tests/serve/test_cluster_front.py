@@ -1,4 +1,4 @@
-"""The front of several replicas: what it asks for again, and what clients see of a replica that is lost. No Ray here."""
+"""The front of several replicas, without Ray: what it asks for again, and what clients see of a lost replica."""
 
 from __future__ import annotations
 
