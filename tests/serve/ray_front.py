@@ -16,6 +16,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import openai
+from running import until
 
 PROGRAM = """
 import json, sys
@@ -40,9 +41,10 @@ def environment(mark: str) -> dict[str, str]:
 
 @dataclass
 class Fronted:
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     url: str
     mark: str
+    log: Path
 
     @property
     def client(self) -> openai.OpenAI:
@@ -68,26 +70,30 @@ class Fronted:
         return found
 
     def stop(self) -> str:
-        """Tell it to stop; what it has said since it was ready."""
+        """Tell it to stop; what it has said."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.communicate(timeout=60)[1]
+        self.process.wait(60)
+        return self.log.read_text()
 
 
 @contextmanager
-def fronted(behaviour: dict[str, Any], low: int, high: int, mark: str, **variables: str) -> Iterator[Fronted]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps([behaviour, low, high])],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment(mark) | variables,
-    )
+def fronted(
+    behaviour: dict[str, Any], low: int, high: int, mark: str, folder: Path, **variables: str
+) -> Iterator[Fronted]:
+    """``folder`` is for its log: a pipe that nobody reads would stop it."""
+    log = folder / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps([behaviour, low, high])],
+            stderr=file,
+            env=os.environ | environment(mark) | variables,
+        )
     try:
-        assert process.stderr is not None
-        said = [process.stderr.readline()]
-        while not (found := re.search(r"fake is ready on Ray: playground (http://127\.0\.0\.1:\d+)/", said[-1])):
-            assert said[-1], said
-            said.append(process.stderr.readline())
-        yield Fronted(process, found[1], mark)
+        ready = r"fake is ready on Ray: playground (http://127\.0\.0\.1:\d+)/"
+        until(lambda: process.poll() is not None or re.search(ready, log.read_text()) is not None)
+        found = re.search(ready, log.read_text())
+        assert found, log.read_text()
+        yield Fronted(process, found[1], mark, log)
     finally:
         process.kill()
-        process.communicate()
+        process.wait()

@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -22,9 +23,9 @@ pytest.importorskip("ray.serve", reason="needs Ray: pip install '.[ray]'")
 HI: Any = {"role": "user", "content": "Hi"}
 
 
-def test_a_conversation_is_answered_by_one_replica_whose_cache_is_used() -> None:
+def test_a_conversation_is_answered_by_one_replica_whose_cache_is_used(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
-    with fronted({"answer": "Hello there.<eos>", "context": 256}, 2, 2, mark) as server:
+    with fronted({"answer": "Hello there.<eos>", "context": 256}, 2, 2, mark, tmp_path) as server:
         until(lambda: len(server.metrics("monolane:engine_ready")) == 2)
         ask = server.client.chat.completions.create
         first = ask(model="fake", messages=[HI])
@@ -85,7 +86,9 @@ class Client(threading.Thread):
 
 
 @thorough
-def test_a_replica_of_two_nodes_is_killed_while_eight_clients_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_of_two_nodes_is_killed_while_eight_clients_ask(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from ray.cluster_utils import Cluster
 
     mark = uuid.uuid4().hex
@@ -95,7 +98,7 @@ def test_a_replica_of_two_nodes_is_killed_while_eight_clients_ask(monkeypatch: p
     try:
         cluster.add_node(num_cpus=1)
         behaviour = {"answer": TEXT + "<eos>", "tokens_per_second": 150, "context": 256}
-        with fronted(behaviour, 2, 2, mark, RAY_ADDRESS=cluster.address) as server:
+        with fronted(behaviour, 2, 2, mark, tmp_path, RAY_ADDRESS=cluster.address) as server:
             until(lambda: len(server.metrics("monolane:engine_ready")) == 2)
             before = set(server.metrics("monolane:engine_ready"))
             outcomes: Counter[str] = Counter()
