@@ -52,10 +52,18 @@ class Fronted:
 
     def metrics(self, name: str) -> dict[str, float]:
         """The values of a metric by replica."""
-        with urlopen(f"{self.url}/metrics", timeout=30) as response:
-            page = response.read().decode()
-        found = re.findall(rf'^{re.escape(name)}{{[^}}]*replica="(\w+)"}} (\S+)$', page, re.M)
+        found = re.findall(rf'^{name}{{[^}}]*replica="(\w+)"}} (\S+)$', self._page(), re.M)
         return {replica: float(value) for replica, value in found}
+
+    def total(self, name: str) -> float:
+        """A metric of the front."""
+        found = re.search(rf"^{name} (\S+)$", self._page(), re.M)
+        assert found, name
+        return float(found[1])
+
+    def _page(self) -> str:
+        with urlopen(f"{self.url}/metrics", timeout=30) as response:
+            return str(response.read(), "utf-8")
 
     def processes(self, title: bytes = b"") -> list[int]:
         """Of Ray and the replicas, those whose command line has ``title``."""

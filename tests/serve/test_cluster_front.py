@@ -53,13 +53,13 @@ class Scripted:
     scripts: Sequence[Script]
     calls: list[Call] = field(default_factory=list)
 
-    async def answer(self, call: Call) -> AsyncGenerator[Message]:
+    async def answer(self, call: Call) -> AsyncGenerator[Sequence[Message]]:
         self.calls.append(call)
         for number, play in enumerate(self.scripts):
             if str(number) not in call.tried:
-                yield {"type": ACCEPTED, "replica": str(number)}
+                yield [{"type": ACCEPTED, "replica": str(number)}]
                 async for message in play(call):
-                    yield message
+                    yield [message]
                 return
         raise NotReadyError("No replica is ready.", "Ask again in a moment.")
 

@@ -97,7 +97,7 @@ def test_a_replica_of_two_nodes_is_killed_while_eight_clients_ask(
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
-        behaviour = {"answer": TEXT + "<eos>", "tokens_per_second": 150, "context": 256}
+        behaviour = {"answer": TEXT + "<eos>", "tokens_per_second": 250, "context": 256}
         with fronted(behaviour, 2, 2, mark, tmp_path, RAY_ADDRESS=cluster.address) as server:
             until(lambda: len(server.metrics("monolane:engine_ready")) == 2)
             before = set(server.metrics("monolane:engine_ready"))
@@ -111,10 +111,11 @@ def test_a_replica_of_two_nodes_is_killed_while_eight_clients_ask(
             os.kill(server.processes(REPLICA)[0], signal.SIGKILL)
             for client in clients:
                 client.join(300)
-            print(dict(outcomes), server.metrics("vllm:prompt_tokens_total"))
+            retried = server.total("monolane:requests_retried_total")
+            print(dict(outcomes), "retried:", retried)
             assert [wrong for client in clients for wrong in client.wrong] == []
             assert sum(outcomes.values()) == CLIENTS * REQUESTS
-            assert outcomes["broken"] <= CLIENTS
+            assert 1 <= outcomes["broken"] + retried <= 2 * CLIENTS
             # Another one has taken its place, and answers.
             until(lambda: len(server.metrics("monolane:engine_ready")) == 2)
             assert len(before & set(server.metrics("monolane:engine_ready"))) == 1

@@ -76,7 +76,7 @@ class Deployment:
 
     # --- requests ---
 
-    async def answer(self, call: Call) -> AsyncGenerator[Message]:
+    async def answer(self, call: Call) -> AsyncGenerator[Sequence[Message]]:
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
@@ -84,8 +84,8 @@ class Deployment:
         try:
             async with asyncio.timeout(ACCEPT_S):
                 yield await anext(response)
-            async for message in response:
-                yield message
+            async for piece in response:
+                yield piece
         except TimeoutError:
             raise NotReadyError("No replica is ready.", "Ask again in a moment.") from None
         except (RayError, RayServeException) as error:

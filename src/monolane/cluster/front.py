@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
@@ -29,9 +29,9 @@ END_S = 1.0  # for responses to tell that the server has stopped
 class Replicas(Protocol):
     """What the front needs of the replicas."""
 
-    def answer(self, call: Call) -> AsyncGenerator[Message]:
-        """The response of a replica: ACCEPTED, the messages of ASGI, NOTES. ReplicaLostError where the replica dies in
-        between, NotReadyError where there is none."""
+    def answer(self, call: Call) -> AsyncGenerator[Sequence[Message]]:
+        """The response of a replica, piece by piece: ACCEPTED, the messages of ASGI, NOTES. ReplicaLostError where the
+        replica dies in between, NotReadyError where there is none."""
 
     async def states(self) -> Sequence[dict[str, Any]]:
         """The state of each replica, as ``GET /health`` tells it; where there is none, why."""
@@ -101,8 +101,8 @@ class Front:
 
     async def _ask(self, call: Call, relay: Relay, is_last: bool) -> None:
         """Pass a request on to one replica, and its response back."""
-        async with aclosing(self.replicas.answer(call)) as messages:
-            async for message in messages:
+        async with aclosing(self.replicas.answer(call)) as pieces:
+            async for message in _each(pieces):
                 if message["type"] == ACCEPTED:
                     relay.replica = message["replica"]
                 elif message["type"] == NOTES:
@@ -111,6 +111,12 @@ class Front:
                     raise _ElsewhereError
                 else:
                     await relay.take(message)
+
+
+async def _each(pieces: AsyncIterator[Sequence[Message]]) -> AsyncIterator[Message]:
+    async for piece in pieces:
+        for message in piece:
+            yield message
 
 
 class _ElsewhereError(Exception):

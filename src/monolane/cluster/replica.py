@@ -29,10 +29,12 @@ class Replica:
         self._app = create_routes(self._service)
         await self._service.engine.start()
 
-    async def answer(self, call: Call) -> AsyncIterator[Message]:
-        """The response to a request, message by message. When the front cancels the call, the client has left."""
-        yield {"type": ACCEPTED, "replica": self._name}
-        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+    async def answer(self, call: Call) -> AsyncIterator[list[Message]]:
+        """The response to a request, all messages that are ready at a time: clients leave after the last event of a
+        stream, so its end must come along. When the front cancels the call, the client has left."""
+        yield [{"type": ACCEPTED, "replica": self._name}]
+        ready: list[Message] = []
+        news = asyncio.Event()
         body: Message | None = {"type": "http.request", "body": call.body, "more_body": False}
         left = asyncio.Event()
 
@@ -47,17 +49,21 @@ class Replica:
         notes: dict[str, Any] = {}
         scope = {**call.scope, request_log.NOTES: notes}
 
-        async def run() -> None:
-            try:
-                await self._app(scope, receive, messages.put)
-            finally:
-                messages.put_nowait(None)
+        async def send(message: Message) -> None:
+            ready.append(message)
+            news.set()
 
-        running = asyncio.create_task(run())
+        running = asyncio.create_task(self._app(scope, receive, send))
+        running.add_done_callback(lambda _: news.set())
         try:
-            while (message := await messages.get()) is not None:
-                yield message
-            yield {"type": NOTES, "notes": notes}
+            over = False
+            while not over:
+                await news.wait()
+                news.clear()
+                if over := running.done():
+                    ready.append({"type": NOTES, "notes": notes})
+                piece, ready[:] = ready[:], []
+                yield piece
         finally:
             left.set()
             await asyncio.wait([running])
