@@ -57,9 +57,9 @@ def serve(
     name, *aliases = (
         served_model_name.split(",") if served_model_name else [Path(model).name if Path(model).exists() else model]
     )
-    ceiling_of = options.ceiling(ceiling, device, workers)
 
     def make(progress: Progress | None = None) -> Service:
+        """Called here, or with --ray in the process of each replica."""
         engine = AsyncEngine.for_model(
             place,
             device=device,
@@ -73,7 +73,7 @@ def serve(
             max_answer_s=max_answer_seconds,
             progress=progress,
         )
-        return Service(engine, name, ceiling_of, aliases)
+        return Service(engine, name, options.ceiling(ceiling, device, workers), aliases)
 
     settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)
     say = lambda text: typer.echo(text, err=True)  # noqa: E731

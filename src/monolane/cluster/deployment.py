@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ PACKAGE = "ray[serve]>=2.60"
 ACCEPT_S = 10.0  # for a replica to take a request; longer only where there is none, because it starts again
 ASK_S = 5.0  # for all replicas to tell state and metrics
 DRAIN_S = 600.0  # for the answers of a replica that is not needed any more
+UPSCALE_S = 10.0  # that the load must last before a replica is added; Ray takes one away after 10 minutes
 TRIED = 3  # times that a replica may fail to start before the server gives up
 
 
@@ -62,7 +64,7 @@ class Deployment:
         while not self._closed:
             status, ready, told = await in_daemon_thread(_status)
             if status == "DEPLOY_FAILED":
-                raise ResourceError(f"The replicas did not start: {told}", "See to that, and start again.")
+                raise ResourceError(f"The replicas did not start: {cause(told)}", "See to that, and start again.")
             if ready:
                 self._handle = handle
                 return
@@ -129,9 +131,14 @@ class Deployment:
         if size.low == size.high:
             number: dict[str, Any] = {"num_replicas": size.low}
         else:
-            # One request runs in a replica and one may wait; with more, another replica is wanted.
-            bounds = {"min_replicas": size.low, "max_replicas": size.high, "target_ongoing_requests": 2}
-            number = {"autoscaling_config": bounds}
+            number = {
+                "autoscaling_config": {
+                    "min_replicas": size.low,
+                    "max_replicas": size.high,
+                    "target_ongoing_requests": 2,  # one runs and one waits; with more, another replica is wanted
+                    "upscale_delay_s": UPSCALE_S,
+                }
+            }
         deployed = serve.deployment(
             name="Replica",
             ray_actor_options={"num_gpus": size.gpus, "num_cpus": size.processors or 1},
@@ -159,7 +166,7 @@ def connect() -> None:
         raise UsageError("--ray needs Ray Serve, which is not installed.", f"Run {pip_install(PACKAGE)}") from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        ray.init(logging_level="warning", include_dashboard=False)
+        ray.init(logging_level="error", include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceError(f"Ray cannot be reached: {error}", "Check RAY_ADDRESS and 'ray status'.") from error
 
@@ -187,6 +194,12 @@ def share(processors: Sequence[int], replicas: int) -> int:
     )
 
 
+def cause(told: str) -> str:
+    """Why a replica did not start: what follows Ray's traceback."""
+    errors = re.split(r"^monolane\.errors\.\w+: ", told, flags=re.M)
+    return (errors[-1] if len(errors) > 1 else told.strip().rpartition("\n")[2]).strip()
+
+
 def _status() -> tuple[str, int, str]:
     """Of the application: its status, how many replicas run, and what Ray says."""
     from ray import serve
@@ -200,12 +213,9 @@ def _status() -> tuple[str, int, str]:
 
 
 def _delete() -> None:
-    import ray
     from ray import serve
 
-    if ray.is_initialized():
-        serve.delete(NAME)
-        ray.shutdown()
+    serve.delete(NAME)
 
 
 def _waiting(status: str, label: str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from monolane.cluster.processors import take_processors
 from monolane.serve import request_log
 from monolane.serve.app import create_routes
 from monolane.serve.service import Service
+
+UNWELL_S = 60.0  # without a ready engine; then the replica is replaced
 
 
 class Replica:
@@ -28,6 +31,7 @@ class Replica:
         self._service = make()
         self._app = create_routes(self._service)
         await self._service.engine.start()
+        self._ready = time.monotonic()  # when it was last seen to be
 
     async def answer(self, call: Call) -> AsyncIterator[list[Message]]:
         """The response to a request, all messages that are ready at a time: clients leave after the last event of a
@@ -79,7 +83,10 @@ class Replica:
         return self._name, self._service.metrics.text()
 
     async def check_health(self) -> None:
-        """Ray replaces a replica that says three times in a row that it is not well."""
+        """Ray asks every few seconds, and replaces a replica that raises three times in a row. An engine that died is
+        started again by its supervisor: only one that does not come back needs another replica."""
         state = self._service.engine.state
-        if state.status != "ready":
+        if state.status == "ready":
+            self._ready = time.monotonic()
+        elif time.monotonic() - self._ready > UNWELL_S:
             raise RuntimeError(f"The engine is {state.status}: {state.problem}.")
