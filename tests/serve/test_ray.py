@@ -16,17 +16,19 @@ import pytest
 from ray_front import REPLICA, Fronted, environment, fronted
 from running import until
 
-from thorough import thorough
+from thorough import seldom, thorough
 
 pytest.importorskip("ray.serve", reason="needs Ray: pip install '.[ray]'")
 
 HI: Any = {"role": "user", "content": "Hi"}
 
 
-def test_a_conversation_is_answered_by_one_replica_whose_cache_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replicas", [1, seldom(2)])
+def test_a_conversation_is_answered_by_one_replica_whose_cache_is_used(replicas: int, tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
-    with fronted({"answer": "Hello there.<eos>", "context": 256}, 2, 2, mark, tmp_path) as server:
-        until(lambda: len(server.metrics("monolane:engine_ready")) == 2)
+    behaviour = {"answer": "Hello there.<eos>", "context": 256}
+    with fronted(behaviour, replicas, replicas, mark, tmp_path) as server:
+        until(lambda: len(server.metrics("monolane:engine_ready")) == replicas)
         ask = server.client.chat.completions.create
         first = ask(model="fake", messages=[HI])
         answer: Any = {"role": "assistant", "content": first.choices[0].message.content}

@@ -64,6 +64,8 @@ class Relay:
 
     async def fail(self, error: MonolaneError) -> None:
         """End the response with an error: as a response of its own where nothing was sent, else as an event."""
+        if self.complete:
+            return
         if not self._begun:
             raise error
         note(self.scope, error=error.message)

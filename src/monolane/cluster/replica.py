@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,6 +17,7 @@ from monolane.serve import request_log
 from monolane.serve.app import create_routes
 from monolane.serve.service import Service
 
+LOGGER = logging.getLogger("monolane.cluster")
 UNWELL_S = 60.0  # without a ready engine; then the replica is replaced
 
 
@@ -71,7 +73,8 @@ class Replica:
         finally:
             left.set()
             await asyncio.wait([running])
-        running.result()
+        if (error := running.exception()) is not None:  # the client has got a 500
+            LOGGER.error("A request has failed.", exc_info=error)
 
     async def state(self) -> dict[str, str | int | None]:
         """As ``GET /health`` tells it."""
