@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ NAME = "monolane"  # of the application in Ray Serve
 PACKAGE = "ray[serve]>=2.60"
 ACCEPT_S = 10.0  # for a replica to take a request; longer only where there is none, because it starts again
 ASK_S = 5.0  # for all replicas to tell state and metrics
+CLOSE_S = 10.0  # for all of them to end with the server
 DRAIN_S = 600.0  # for the answers of a replica that is not needed any more
 UPSCALE_S = 10.0  # that the load must last before a replica is added; Ray takes one away after 10 minutes
 TRIED = 3  # times that a replica may fail to start before the server gives up
@@ -55,12 +57,14 @@ class Deployment:
         self._handle: Any = None
         self._label: str | None = None
         self._closed = False
+        self._deploying: asyncio.Future[Any] | None = None
 
     # --- start and end ---
 
     async def start(self) -> None:
         """Return when the first replica is ready; raise what went wrong."""
-        handle = await in_daemon_thread(self._deploy)
+        self._deploying = asyncio.ensure_future(in_daemon_thread(self._deploy))
+        handle = await asyncio.shield(self._deploying)
         while not self._closed:
             status, ready, told = await in_daemon_thread(_status)
             if status == "DEPLOY_FAILED":
@@ -73,8 +77,14 @@ class Deployment:
         raise NotReadyError("The server was stopped while the replicas started.")
 
     async def close(self) -> None:
+        """Take the replicas down; Ray goes on with it where it takes longer than CLOSE_S."""
         self._closed = True
-        await in_daemon_thread(_delete)
+        if self._deploying is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.wait([self._deploying])
+                await in_daemon_thread(_delete)
 
     # --- requests ---
 
