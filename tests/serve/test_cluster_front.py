@@ -16,18 +16,19 @@ from monolane.cluster.front import Front, create_front
 from monolane.errors import NotReadyError
 
 CHAT = "/v1/chat/completions"
-Script = Callable[[Call], AsyncGenerator[Message]]
+Script = Callable[[Call], AsyncGenerator[Sequence[Message]]]
 
 
-def start(status: int = 200, kind: bytes = b"application/json") -> Message:
-    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]}
+def start(status: int = 200) -> Message:
+    """Of a response that is sent as a whole."""
+    return {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"1")]}
 
 
 def body(text: str, more: bool = False) -> Message:
     return {"type": "http.response.body", "body": text.encode(), "more_body": more}
 
 
-STREAM = start(kind=b"text/event-stream; charset=utf-8")
+STREAM: Message = {"type": "http.response.start", "status": 200, "headers": []}
 ROLE, TOKEN, END = body("data: role\n\n", True), body("data: token\n\n", True), body("data: [DONE]\n\n")
 
 
@@ -35,15 +36,19 @@ class Lost:
     """In a script: here the replica dies."""
 
 
-def script(*messages: Message | type[Lost]) -> Script:
-    async def play(call: Call) -> AsyncGenerator[Message]:
-        for message in messages:
-            if isinstance(message, type):
-                raise ReplicaLostError("The replica that answered was lost.", "Ask again.")
-            yield message
-        yield {"type": NOTES, "notes": {"tokens": 7}}
+def script(*messages: Message | type[Lost], **notes: Any) -> Script:
+    async def play(call: Call) -> AsyncGenerator[Sequence[Message]]:
+        for message in messages[:-1]:
+            yield [_alive(message)]
+        yield [_alive(messages[-1]), {"type": NOTES, "notes": notes or {"tokens": 7}}]
 
     return play
+
+
+def _alive(message: Message | type[Lost]) -> Message:
+    if isinstance(message, type):
+        raise ReplicaLostError("The replica that answered was lost.", "Ask again.")
+    return message
 
 
 @dataclass
@@ -58,8 +63,8 @@ class Scripted:
         for number, play in enumerate(self.scripts):
             if str(number) not in call.tried:
                 yield [{"type": ACCEPTED, "replica": str(number)}]
-                async for message in play(call):
-                    yield [message]
+                async for piece in play(call):
+                    yield piece
                 return
         raise NotReadyError("No replica is ready.", "Ask again in a moment.")
 
@@ -145,8 +150,9 @@ WELL = script(STREAM, ROLE, TOKEN, END)
         script(STREAM, body(": queue 1\n\n", True), ROLE, Lost),
         script(start(503), body("{}")),
         script(start(500), body("{}")),
+        script(STREAM, ROLE, body("data: error\n\n"), error="The engine failed."),
     ],
-    ids=["at once", "before the first token", "in the queue", "it was full", "its engine failed"],
+    ids=["at once", "before the first token", "in the queue", "full", "engine failed", "engine failed later"],
 )
 def test_a_stream_without_a_token_is_answered_by_another_replica(first: Script) -> None:
     got, replicas, front = answered(first, WELL)
@@ -189,7 +195,7 @@ def test_what_no_replica_can_answer_ends_with_the_last_ones_response() -> None:
 
 
 def test_a_wrong_request_is_not_tried_twice() -> None:
-    got, replicas, _ = answered(script(start(400), body("{}")), WELL)
+    got, replicas, _ = answered(script(start(400), body("{}"), error="It is wrong."), WELL)
     assert (got.status, len(replicas.calls)) == (400, 1)
 
 
@@ -208,11 +214,11 @@ def test_keys_and_limits_are_the_fronts_and_no_replica_sees_a_key() -> None:
 def test_when_the_client_leaves_its_request_is_cancelled() -> None:
     ended = []
 
-    async def endless(call: Call) -> AsyncGenerator[Message]:
+    async def endless(call: Call) -> AsyncGenerator[Sequence[Message]]:
         try:
-            yield STREAM
+            yield [STREAM]
             while True:
-                yield TOKEN
+                yield [TOKEN]
                 await asyncio.sleep(0.001)
         finally:
             ended.append(True)
@@ -229,15 +235,14 @@ def test_when_the_client_leaves_its_request_is_cancelled() -> None:
 
 
 def test_told_to_stop_it_gives_answers_time_and_then_tells_their_clients() -> None:
-    async def slow(call: Call) -> AsyncGenerator[Message]:
-        for message in (STREAM, ROLE, TOKEN):
-            yield message
+    async def slow(call: Call) -> AsyncGenerator[Sequence[Message]]:
+        yield [STREAM, ROLE, TOKEN]
         await asyncio.sleep(60)
 
-    async def soon(call: Call) -> AsyncGenerator[Message]:
+    async def soon(call: Call) -> AsyncGenerator[Sequence[Message]]:
         await asyncio.sleep(0.05)
-        async for message in WELL(call):
-            yield message
+        async for piece in WELL(call):
+            yield piece
 
     async def stop(play: Script) -> tuple[Got, Got]:
         front = Front(Scripted([play]))

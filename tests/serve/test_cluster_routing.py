@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monolane import UsageError
-from monolane.cluster.deployment import share
+from monolane.cluster.deployment import cause, share
 from monolane.cluster.routing import SPILL, conversation_of, ranked
 from monolane.cluster.run import bounds
 
@@ -112,6 +112,14 @@ def test_each_replica_gets_an_equal_share_of_processors() -> None:
     assert share([2], 2) == 1
     with pytest.raises(UsageError, match="2 processors, which is too few for 3"):
         share([2], 3)
+
+
+def test_why_replicas_did_not_start_is_told_without_a_traceback() -> None:
+    told = "It failed 3 times.\nTraceback (most recent call last):\n  File x\n"
+    assert (
+        cause(told + "monolane.errors.UsageError: There is no model.\nName one.\n") == "There is no model.\nName one."
+    )
+    assert cause(told + "OSError: broken") == "OSError: broken"
 
 
 TAKE = """

@@ -210,6 +210,8 @@ def _request(url: str, key: str):  # type: ignore[no-untyped-def]
         (["--api-key", "schlüssel"], "", "API key"),
         (["--log-level", "loud"], "", "--log-level"),
         (["--queue-limit", "-1"], "", "--queue-limit"),
+        (["--replicas", "2"], "", "without --ray"),
+        (["fake", "--ray", "--replicas", "2-1"], "", "--replicas is '2-1'"),
     ],
 )
 def test_wrong_options_are_told(

@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from monolane.errors import EngineFailedError
 
-# Messages of ours among those of ASGI: the first of every response names the replica, the last has what the log wants.
+# Messages of ours among those of ASGI: the first of every response names the replica, others have what the log wants.
 ACCEPTED = "monolane.accepted"
 NOTES = "monolane.notes"
 

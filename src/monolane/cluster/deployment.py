@@ -95,7 +95,8 @@ class Deployment:
         response = self._loaded().options(stream=True).answer.remote(call)
         try:
             async with asyncio.timeout(ACCEPT_S):
-                yield await anext(response)
+                accepted = await anext(response)
+            yield accepted
             async for piece in response:
                 yield piece
         except TimeoutError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
@@ -23,7 +23,6 @@ from monolane.serve.metrics import TYPE
 from monolane.serve.request_log import note
 
 TRIES = 3  # replicas that get to see a request
-END_S = 1.0  # for responses to tell that the server has stopped
 
 
 class Replicas(Protocol):
@@ -79,11 +78,10 @@ class Front:
     async def close(self, drain_s: float) -> None:
         """Refuse new requests, and give those accepted ``drain_s`` seconds to end."""
         self._closing = True
-        for seconds in (drain_s, END_S):
-            if self._answering:
-                await asyncio.wait(self._answering, timeout=seconds)
-            for task in self._answering:
-                task.cancel()
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=drain_s)
+        for task in self._answering:
+            task.cancel()
 
     async def _answer(self, call: Call, relay: Relay) -> None:
         for left in reversed(range(TRIES)):
@@ -102,21 +100,16 @@ class Front:
     async def _ask(self, call: Call, relay: Relay, is_last: bool) -> None:
         """Pass a request on to one replica, and its response back."""
         async with aclosing(self.replicas.answer(call)) as pieces:
-            async for message in _each(pieces):
-                if message["type"] == ACCEPTED:
-                    relay.replica = message["replica"]
-                elif message["type"] == NOTES:
-                    note(relay.scope, **message["notes"])
-                elif message.get("status") in (500, 503) and not is_last:
+            async for piece in pieces:
+                if not is_last and not relay.committed and relay.has_failed(piece):
                     raise _ElsewhereError
-                else:
-                    await relay.take(message)
-
-
-async def _each(pieces: AsyncIterator[Sequence[Message]]) -> AsyncIterator[Message]:
-    async for piece in pieces:
-        for message in piece:
-            yield message
+                for message in piece:
+                    if message["type"] == ACCEPTED:
+                        relay.replica = message["replica"]
+                    elif message["type"] == NOTES:
+                        note(relay.scope, **message["notes"])
+                    else:
+                        await relay.take(message)
 
 
 class _ElsewhereError(Exception):

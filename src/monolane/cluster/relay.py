@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from starlette.types import Message, Scope, Send
 
+from monolane.cluster.calls import NOTES
 from monolane.errors import MonolaneError, NotReadyError, SlowReaderError
 from monolane.serve.answering import SEND_S, event
 from monolane.serve.chat_dialect import DONE
 from monolane.serve.failures import MESSAGES_ROUTES, ClientLeftError, HttpError, failure_of
 from monolane.serve.request_log import note
 
-_STREAM = (b"content-type", b"text/event-stream")
+_START = "http.response.start"
 
 
 class Relay:
@@ -35,10 +37,8 @@ class Relay:
         self._held: list[bytes] = []
 
     async def take(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._is_stream = any(
-                name == _STREAM[0] and value.startswith(_STREAM[1]) for name, value in message["headers"]
-            )
+        if message["type"] == _START:
+            self._is_stream = _is_stream(message)
             if self._begun and not self._is_stream:
                 raise NotReadyError("No replica could go on with the request.", "Ask again in a moment.")
             self._start = message
@@ -55,6 +55,14 @@ class Relay:
             if not more or (self._is_stream and len(self._held) > 1):
                 self.committed = True
                 await self._send(b"".join(self._held), more)
+
+    def has_failed(self, piece: Sequence[Message]) -> bool:
+        """Whether a piece tells that the replica has failed (500) or cannot take the request (503); of a stream, which has
+        its status before, that it ends with an error."""
+        start = next((message for message in piece if message["type"] == _START), self._start)
+        if start is None or start["status"] in (500, 503):
+            return start is not None
+        return _is_stream(start) and any("error" in message["notes"] for message in piece if message["type"] == NOTES)
 
     def forget(self) -> str:
         """Forget the response so far, because another replica will be asked; the name of the one that gave it."""
@@ -83,6 +91,10 @@ class Relay:
                 await self._send_on({"type": "http.response.body", "body": body, "more_body": more})
         except TimeoutError:
             raise SlowReaderError(f"Nothing of the answer was read for {SEND_S:.0f} s.") from None
+
+
+def _is_stream(start: Message) -> bool:
+    return all(name != b"content-length" for name, _ in start["headers"])
 
 
 def _event(path: str, error: HttpError) -> str:

@@ -36,8 +36,8 @@ class Replica:
         self._ready = time.monotonic()  # when it was last seen to be
 
     async def answer(self, call: Call) -> AsyncIterator[list[Message]]:
-        """The response to a request, all messages that are ready at a time: clients leave after the last event of a
-        stream, so its end must come along. When the front cancels the call, the client has left."""
+        """The response to a request: all messages that are ready at a time, and what was noted so far. Clients leave
+        after the last event of a stream, so its end must come along. A call is cancelled when its client has left."""
         yield [{"type": ACCEPTED, "replica": self._name}]
         ready: list[Message] = []
         news = asyncio.Event()
@@ -66,9 +66,8 @@ class Replica:
             while not over:
                 await news.wait()
                 news.clear()
-                if over := running.done():
-                    ready.append({"type": NOTES, "notes": notes})
-                piece, ready[:] = ready[:], []
+                over = running.done()
+                piece, ready[:] = [*ready, {"type": NOTES, "notes": dict(notes)}], []
                 yield piece
         finally:
             left.set()
