@@ -30,7 +30,7 @@ request_log.set_up("info")
 say = lambda text: print(text, file=sys.stderr, flush=True)
 serve_replicas(Synthetic(behaviour), "fake", Wanted(low, high, "cpu", 1), Settings(port=0), say)
 """
-REPLICA = b"ray::ServeReplica:monolane"
+REPLICA, ENGINE = b"ray::ServeReplica:monolane", b"synthetic_engine.py"  # in their command lines
 
 
 def environment(mark: str) -> dict[str, str]:

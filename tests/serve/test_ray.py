@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import uuid
@@ -13,10 +14,10 @@ from typing import Any
 
 import openai
 import pytest
-from ray_front import REPLICA, Fronted, environment, fronted
+from ray_front import ENGINE, REPLICA, Fronted, environment, fronted
 from running import until
 
-from thorough import seldom, thorough
+from thorough import seldom
 
 pytest.importorskip("ray.serve", reason="needs Ray: pip install '.[ray]'")
 
@@ -79,17 +80,18 @@ class Client(threading.Thread):
                     outcome = "wrong"
             except openai.APIError as error:
                 # Only a stream that has begun may break, and it must say why.
-                told = "was lost" in str(error) and len(got) > len(prompt) and (prompt + TEXT).startswith(got)
-                outcome = "broken" if told else f"lost: {error!r}"
+                has_begun = len(got) > len(prompt) and (prompt + TEXT).startswith(got)
+                is_told = re.search("was lost|was killed", str(error))
+                outcome = "broken" if has_begun and is_told else f"lost: {error!r}"
             if outcome not in ("answered", "broken"):
                 self.wrong.append(f"{prompt}{outcome}: {got}")
             self._outcomes[outcome] += 1
             self._progress.release()
 
 
-@thorough
-def test_a_replica_of_two_nodes_is_killed_while_eight_clients_ask(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("victim", [seldom(REPLICA), seldom(ENGINE)], ids=["replica", "engine"])
+def test_eight_clients_ask_two_nodes_while_one_is_struck(
+    victim: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from ray.cluster_utils import Cluster
 
@@ -110,7 +112,7 @@ def test_a_replica_of_two_nodes_is_killed_while_eight_clients_ask(
                 client.start()
             for _ in range(CLIENTS * REQUESTS // 4):
                 progress.acquire()
-            os.kill(server.processes(REPLICA)[0], signal.SIGKILL)
+            os.kill(server.processes(victim)[0], signal.SIGKILL)
             for client in clients:
                 client.join(300)
             retried = server.total("monolane:requests_retried_total")
@@ -119,8 +121,8 @@ def test_a_replica_of_two_nodes_is_killed_while_eight_clients_ask(
             assert sum(outcomes.values()) == CLIENTS * REQUESTS
             assert 1 <= outcomes["broken"] + retried <= 2 * CLIENTS
             # Another one has taken its place, and answers.
-            until(lambda: len(server.metrics("monolane:engine_ready")) == 2)
-            assert len(before & set(server.metrics("monolane:engine_ready"))) == 1
+            until(lambda: list(server.metrics("monolane:engine_ready").values()) == [1, 1])
+            assert len(before & set(server.metrics("monolane:engine_ready"))) == (1 if victim == REPLICA else 2)
             with ThreadPoolExecutor(8) as pool:
                 ask = lambda number: server.client.completions.create(model="fake", prompt=str(number))  # noqa: E731
                 list(pool.map(ask, range(16)))

@@ -57,11 +57,13 @@ class Relay:
                 await self._send(b"".join(self._held), more)
 
     def has_failed(self, piece: Sequence[Message]) -> bool:
-        """Whether a piece tells that the replica has failed (500) or cannot take the request (503); of a stream, which has
-        its status before, that it ends with an error."""
+        """Whether a piece tells that the replica has failed (500) or cannot take the request (503); of a stream, whose
+        status is long sent, that it ends with an error."""
         start = next((message for message in piece if message["type"] == _START), self._start)
-        if start is None or start["status"] in (500, 503):
-            return start is not None
+        if start is None:
+            return False
+        if start["status"] in (500, 503):
+            return True
         return _is_stream(start) and any("error" in message["notes"] for message in piece if message["type"] == NOTES)
 
     def forget(self) -> str:
