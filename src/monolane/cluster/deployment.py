@@ -18,7 +18,6 @@ from monolane.engine.daemon_thread import in_daemon_thread
 from monolane.errors import NotReadyError, ResourceError, UsageError, pip_install
 from monolane.serve.service import Service
 
-NAME = "monolane"  # of the application in Ray Serve
 PACKAGE = "ray[serve]>=2.60"
 ACCEPT_S = 10.0  # for a replica to take a request; longer only where there is none, because it starts again
 ASK_S = 5.0  # for all replicas to tell state and metrics
@@ -50,10 +49,12 @@ class Size:
 
 
 class Deployment:
-    """The replicas, as the front asks for them. ``make`` makes the service of one, in its own process."""
+    """The replicas of the model ``name``, as the front asks for them. ``make`` makes the service of one, in its own
+    process."""
 
-    def __init__(self, make: Callable[[], Service], size: Size, max_requests: int) -> None:
+    def __init__(self, make: Callable[[], Service], name: str, size: Size, max_requests: int) -> None:
         self._make, self._size, self._max_requests = make, size, max_requests
+        self._application = "monolane-" + re.sub(r"[^\w.-]", "-", name)  # in Ray Serve; other models have others
         self._handle: Any = None
         self._label: str | None = None
         self._closed = False
@@ -66,7 +67,7 @@ class Deployment:
         self._deploying = asyncio.ensure_future(in_daemon_thread(self._deploy))
         handle = await asyncio.shield(self._deploying)
         while not self._closed:
-            status, ready, told = await in_daemon_thread(_status)
+            status, ready, told = await in_daemon_thread(lambda: _status(self._application))
             if status == "DEPLOY_FAILED":
                 raise ResourceError(f"The replicas did not start: {cause(told)}", "See to that, and start again.")
             if ready:
@@ -84,7 +85,7 @@ class Deployment:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.wait([self._deploying])
-                await in_daemon_thread(_delete)
+                await in_daemon_thread(lambda: _delete(self._application))
 
     # --- requests ---
 
@@ -163,7 +164,8 @@ class Deployment:
             **number,
         )(Replica)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-        target = serve.RunTarget(deployed.bind(self._make, size.processors), name=NAME, route_prefix=None)
+        _delete(self._application)  # what a front that was killed has left
+        target = serve.RunTarget(deployed.bind(self._make, size.processors), name=self._application, route_prefix=None)
         return serve.run_many([target], wait_for_applications_running=False)[0]
 
 
@@ -211,11 +213,11 @@ def cause(told: str) -> str:
     return (errors[-1] if len(errors) > 1 else told.strip().rpartition("\n")[2]).strip()
 
 
-def _status() -> tuple[str, int, str]:
-    """Of the application: its status, how many replicas run, and what Ray says."""
+def _status(name: str) -> tuple[str, int, str]:
+    """Of an application: its status, how many replicas run, and what Ray says."""
     from ray import serve
 
-    application = serve.status().applications.get(NAME)
+    application = serve.status().applications.get(name)
     if application is None:
         return "NOT_STARTED", 0, ""
     deployments = application.deployments.values()
@@ -223,10 +225,11 @@ def _status() -> tuple[str, int, str]:
     return str(application.status.value), running, " ".join(deployment.message for deployment in deployments)
 
 
-def _delete() -> None:
+def _delete(name: str) -> None:
     from ray import serve
 
-    serve.delete(NAME)
+    if name in serve.status().applications:
+        serve.delete(name)
 
 
 def _waiting(status: str, label: str | None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def serve_replicas(
     if settings.api_key is None and not only_local:
         say("Anyone who reaches this machine can use the server: set an API key (--api-key-file).")
     deployment.connect()
-    replicas = Deployment(make, deployment.size_of(wanted), settings.max_connections)
+    replicas = Deployment(make, name, deployment.size_of(wanted), settings.max_connections)
     front = Front(replicas)
     app = create_front(front, api_key=settings.api_key, only_local=only_local, allow_origins=settings.allow_origins)
     number = str(wanted.low) if wanted.low == wanted.high else f"{wanted.low} to {wanted.high}"
