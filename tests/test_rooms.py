@@ -21,7 +21,7 @@ FLOORS = (
     ("target",),
     ("engine",),
     ("bench", "serve"),
-    ("planner",),
+    ("planner", "cluster"),
     ("cli",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -213,6 +213,8 @@ def _request(url: str, key: str):  # type: ignore[no-untyped-def]
         (["a", "b", "--served-model-name", "c"], "", "--served-model-name"),
         (["--config", "FILE"], 'model = ["a", "b", "a"]', "Two models"),
         (["--queue-limit", "-1"], "", "--queue-limit"),
+        (["--replicas", "2"], "", "without --ray"),
+        (["fake", "--ray", "--replicas", "2-1"], "", "--replicas is '2-1'"),
     ],
 )
 def test_wrong_options_are_told(

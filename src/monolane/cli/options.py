@@ -228,6 +228,24 @@ AllowOrigin = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+Ray = Annotated[
+    bool,
+    typer.Option(
+        "--ray",
+        help="Serve with replicas of the engine on a Ray cluster: several machines, or several GPUs of this one.",
+        envvar="MONOLANE_RAY",
+        rich_help_panel=SERVER,
+    ),
+]
+Replicas = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="With --ray: how many replicas; 1-4: as many as the load wants, between these bounds. Default: 1.",
+        envvar="MONOLANE_REPLICAS",
+        rich_help_panel=SERVER,
+    ),
+]
 QueueLimit = Annotated[
     int,
     typer.Option(

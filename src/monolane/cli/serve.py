@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
 from monolane.cli import options
 from monolane.cli.default_elsewhere import default_elsewhere
 from monolane.cli.served_names import named
+from monolane.errors import UsageError
+
+if TYPE_CHECKING:
+    from monolane.progress import Progress
 
 
 def serve(
@@ -19,6 +26,8 @@ def serve(
     api_key_file: options.ApiKeyFile = None,
     allow_origin: options.AllowOrigin = None,
     keep_alive: options.KeepAlive = None,
+    ray: options.Ray = False,
+    replicas: options.Replicas = None,
     queue_limit: options.QueueLimit = 64,
     max_connections: options.MaxConnections = 512,
     max_answer_tokens: options.MaxAnswerTokens = None,
@@ -39,6 +48,8 @@ def serve(
     from monolane.serve import durations, request_log, run
     from monolane.serve.service import Service
 
+    if replicas is not None and not ray:
+        raise UsageError("--replicas is given without --ray.", "Add --ray.")
     key = options.api_key(api_key, api_key_file)
     request_log.set_up(options.log_level(log_level))
     progress = progress_bar()
@@ -48,24 +59,38 @@ def serve(
         model = [chosen]
         progress.note(line)
     specs, aliases = named(model, served_model_name)
-    queue = WaitingQueue(queue_limit)
-    engines = {
-        name: AsyncEngine.for_model(
-            spec,
-            device=device,
-            workers=workers,
-            lanes=lanes,
-            placement=placement,
-            quantise=weights,
-            context=context,
-            sharing=len(specs),
-            queue=queue,
-            max_answer_tokens=max_answer_tokens,
-            max_answer_s=max_answer_seconds,
-            progress=progress,
-        )
-        for name, spec in specs.items()
-    }
-    service = Service(engines, options.ceiling(ceiling, device, workers), aliases, keep_alive_s)
+    # A replica has another working directory.
+    places = {name: str(Path(spec).resolve()) if Path(spec).exists() else spec for name, spec in specs.items()}
+
+    def make(progress: Progress | None = None) -> Service:
+        """Called here, or with --ray in the process of each replica."""
+        queue = WaitingQueue(queue_limit)
+        engines = {
+            name: AsyncEngine.for_model(
+                place,
+                device=device,
+                workers=workers,
+                lanes=lanes,
+                placement=placement,
+                quantise=weights,
+                context=context,
+                sharing=len(places),
+                queue=queue,
+                max_answer_tokens=max_answer_tokens,
+                max_answer_s=max_answer_seconds,
+                progress=progress,
+            )
+            for name, place in places.items()
+        }
+        return Service(engines, options.ceiling(ceiling, device, workers), aliases, keep_alive_s)
+
     settings = run.Settings(host, port, key, tuple(allow_origin or ()), max_connections)
-    run.serve(service, settings, lambda text: typer.echo(text, err=True))
+    say = lambda text: typer.echo(text, err=True)  # noqa: E731
+    if not ray:
+        run.serve(make(progress), settings, say)
+        return
+    from monolane.cluster.deployment import Wanted
+    from monolane.cluster.run import bounds, serve_replicas
+
+    gpus = lanes if lanes and placement == "apart" else 1
+    serve_replicas(make, ", ".join(places), Wanted(*bounds(replicas or "1"), device, workers, gpus), settings, say)

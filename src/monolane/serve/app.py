@@ -26,6 +26,12 @@ def create_app(
     service: Service, *, api_key: str | None = None, only_local: bool = True, allow_origins: Sequence[str] = ()
 ) -> FastAPI:
     """``only_local``: the server listens on loopback only. ``allow_origins``: other sites whose pages may use it."""
+    app = create_routes(service)
+    protect(app, api_key=api_key, only_local=only_local, allow_origins=allow_origins)
+    return app
+
+
+def create_routes(service: Service) -> FastAPI:
     app = FastAPI(title="Monolane", version=monolane.__version__, docs_url=None, redoc_url=None)
     add_routes(app, service)
     add_ollama(app, service)
@@ -36,12 +42,15 @@ def create_app(
     add_playground(app, machine)
     add_reference(app)
     add_failure_handlers(app)
-    # The middleware that is added last is the outermost.
     app.add_middleware(Leases)
+    return app
+
+
+def protect(app: FastAPI, *, api_key: str | None, only_local: bool, allow_origins: Sequence[str]) -> None:
+    """Put an application behind the middleware; what is added last is the outermost."""
     app.add_middleware(Limits)
     app.add_middleware(Guard, api_key=api_key, only_local=only_local)
     app.add_middleware(Addresses)
     if allow_origins:
         app.add_middleware(CORSMiddleware, allow_origins=allow_origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(RequestLog)
-    return app

@@ -17,13 +17,13 @@ LEVELS = ("debug", "info", "warning", "error")
 QUIET_PATHS = ("/", "/health", "/metrics", "/machine")  # polled by pages and monitors: logged at level debug
 QUIET_PREFIX = "/playground/"
 
-_NOTES = "monolane.notes"
+NOTES = "monolane.notes"  # in a request's scope: what routes add to its line
 _PLAIN = re.compile(r"[\w.:/+-]+")
 
 
 def note(scope: Scope, **pairs: Any) -> None:
     """Add key=value pairs to the log line of this request."""
-    scope.setdefault(_NOTES, {}).update(pairs)
+    scope.setdefault(NOTES, {}).update(pairs)
 
 
 class RequestLog:
@@ -38,7 +38,7 @@ class RequestLog:
             return
         start = time.perf_counter()
         status = 0
-        notes = scope.setdefault(_NOTES, {})
+        notes = scope.setdefault(NOTES, {})
 
         async def watched(message: Message) -> None:
             nonlocal status

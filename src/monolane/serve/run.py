@@ -6,10 +6,11 @@ import asyncio
 import errno
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import uvicorn
+from fastapi import FastAPI
 
 from monolane.errors import NotReadyError, ResourceError, UsageError
 from monolane.serve.app import create_app
@@ -55,13 +56,18 @@ def serve(service: Service, settings: Settings, say: Callable[[str], None]) -> N
         raise server.failure
 
 
-class Server(uvicorn.Server):
-    """Starts the engine once the server listens, and closes it together with the connections: requests get DRAIN_S."""
+class AppServer(uvicorn.Server):
+    """Listens at once, and calls ``start`` meanwhile, then ``ready``; where that fails, it ends. ``close`` gets the
+    seconds that accepted requests may still take."""
 
     def __init__(
-        self, service: Service, settings: Settings, ready: Callable[[], None], only_local: bool = True
+        self,
+        app: FastAPI,
+        settings: Settings,
+        start: Callable[[], Awaitable[None]],
+        ready: Callable[[], None],
+        close: Callable[[float], Awaitable[None]],
     ) -> None:
-        app = create_app(service, api_key=settings.api_key, only_local=only_local, allow_origins=settings.allow_origins)
         config = uvicorn.Config(
             app,
             http=bounded(settings.max_connections),
@@ -76,8 +82,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=round(2 * DRAIN_S),  # a client that does not read cannot delay the end longer
         )
         super().__init__(config)
-        self._service = service
-        self._ready = ready
+        self._start, self._ready, self._close = start, ready, close
         self.failure: Exception | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -85,14 +90,14 @@ class Server(uvicorn.Server):
         self._loading = asyncio.create_task(self._load())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        closing = asyncio.create_task(self._service.close(0.0 if self.failure else DRAIN_S))
+        closing = asyncio.ensure_future(self._close(0.0 if self.failure else DRAIN_S))
         await super().shutdown(sockets)
         await closing
         await self._loading
 
     async def _load(self) -> None:
         try:
-            await self._service.start()
+            await self._start()
         except NotReadyError:
             pass  # the server was stopped while the model was loading
         except Exception as error:
@@ -100,6 +105,16 @@ class Server(uvicorn.Server):
             self.should_exit = True
         else:
             self._ready()
+
+
+class Server(AppServer):
+    """The server of one service, which it starts and closes."""
+
+    def __init__(
+        self, service: Service, settings: Settings, ready: Callable[[], None], only_local: bool = True
+    ) -> None:
+        app = create_app(service, api_key=settings.api_key, only_local=only_local, allow_origins=settings.allow_origins)
+        super().__init__(app, settings, service.start, ready, service.close)
 
 
 def listen(host: str, port: int) -> socket.socket:
