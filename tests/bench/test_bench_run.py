@@ -15,6 +15,7 @@ from monolane import cli
 from monolane.bench import __main__ as front
 from monolane.bench.ceiling import read_cpu as ceiling
 from monolane.bench.measure import accuracy, timing
+from monolane.bench.measure import run as measure_run
 from monolane.bench.measure.shapes import SHAPES
 from monolane.bench.report import picture, record, schema, tables
 from monolane.errors import TargetError, UsageError
@@ -140,6 +141,14 @@ def test_the_command_line_asks_for_the_same(
     written = results(tmp_path / "benchmarks" / "results")
     assert written["decode-tiny-cpu.json"] == shown[0]
     assert (tmp_path / "bench.png").exists()
+
+
+def test_results_of_other_weights_and_lanes_are_kept_side_by_side() -> None:
+    options = measure_run.Options(shape="tiny")
+    lanes = replace(options, lanes=2)
+    asked = (options, replace(options, weights="q8"), lanes, replace(lanes, placement="apart"))
+    names = [each.place("tiny", "cpu") for each in asked]
+    assert names == ["tiny-cpu", "tiny-q8-cpu", "tiny-2-lanes-cpu", "tiny-2-lanes-apart-cpu"]
 
 
 def test_a_workflow_is_run_instead(

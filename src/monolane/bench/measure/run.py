@@ -85,6 +85,12 @@ class Options:
             words += ["--peers", ",".join(self.peers) or "none"]  # always given: the default is all peers
         return shlex.join(["monolane", "bench", *words])
 
+    def place(self, name: str, kind: str) -> str:
+        """The name of a model's results: measured in another way it has another one, so that both are kept."""
+        lanes = f"{self.lanes}-lanes" if self.lanes else None
+        placement = self.placement if self.placement != "together" else None
+        return "-".join(filter(None, (name, self.weights, lanes, placement, kind)))
+
 
 def run(options: Options, progress: Progress, say: Say) -> list[dict[str, Any]]:
     """Run the benchmarks; returns all results, in the order in which they were written."""
@@ -133,14 +139,14 @@ def sweep(options: Options, progress: Progress, say: Say) -> dict[str, Any]:
         verdict = _judged(subject, say)
         found = contexts.measure(subject, around, fit, tokens, options.rounds, say)
         found |= {"left_out": left_out, "accuracy": verdict} | around.where()
-        say(record.written(f"context-{name}-{subject.kind}", found, options.out, options.keep))
+        say(record.written(f"context-{options.place(name, subject.kind)}", found, options.out, options.keep))
     return found
 
 
 def _measure(
     options: Options, subject: Subject, around: Surroundings, keep: Callable[[str, dict[str, Any]], None], say: Say
 ) -> None:
-    place = f"{subject.name}-{subject.kind}"
+    place = options.place(subject.name, subject.kind)
     verdict = _judged(subject, say)
     if options.workflow is not None:
         limit = _conversation(options, subject.model)

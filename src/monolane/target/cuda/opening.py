@@ -28,7 +28,6 @@ from monolane.target.caches import resident_caches
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
 from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_PAGES
-from monolane.target.cuda.formats import any_low_bit
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
@@ -169,7 +168,7 @@ def open_cuda(
     from monolane.target.cuda.runtime import CudaTarget
 
     plan = cuda_plan(config, device.processors, lanes, weights.format)
-    _note_untried(device, plan.program, False, progress)
+    _note_untried(device, progress)
     note_widened(plan.program, weights, progress)
     gpu = Context(device)
     caches, held = _caches_that_fit(plan, context, lanes, 1, gpu, sharing)
@@ -202,7 +201,7 @@ def open_cuda_apart(
     devices = lane_devices(lanes)
     here = sum(other.number == device.number for other in devices)  # lanes on this GPU
     plan = cuda_plan(config, device.processors * lanes // here, lanes, weights.format)
-    _note_untried(device, plan.program, True, progress)
+    _note_untried(device, progress)
     note_widened(plan.program, weights, progress)
     gpu, memory = Context(device), SharedAllocator()
     caches, held = _caches_that_fit(plan, context, 1, here, gpu, sharing)
@@ -246,16 +245,12 @@ def lane_devices(lanes: int) -> list[Device]:
     return found[:lanes]
 
 
-def _note_untried(device: Device, program: Program, apart: bool, progress: Progress) -> None:
-    """What no GPU has run yet, or not one of this kind."""
+def _note_untried(device: Device, progress: Progress) -> None:
     if device.capability != TRIED:
         progress.note(
             f"Untried on this GPU: {device.name} ({device.architecture}). The kernel is compiled for it, but has only "
             "run on an H200 so far; device='cpu' (--device cpu) leaves it alone."
         )
-    untried = ["low-bit weights"] * any_low_bit(program) + ["lanes apart"] * apart
-    if untried:
-        progress.note(f"Untried on any GPU so far, tested in emulation alone: {' and '.join(untried)}.")
 
 
 def _caches_that_fit(
