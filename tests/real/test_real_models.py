@@ -69,7 +69,7 @@ def test_another_seed_is_another_answer(llm: LLM) -> None:
     assert len(answers) == 3
 
 
-@pytest.mark.parametrize(("temperature", "seed"), [seldom(0.0, 0), (0.8, 1), seldom(0.8, 2)])
+@pytest.mark.parametrize(("temperature", "seed"), [seldom(0.0, 0), seldom(0.8, 1), seldom(0.8, 2)])
 def test_the_interpreter_chooses_the_same_tokens(llm: LLM, oracle: LLM, temperature: float, seed: int) -> None:
     params = SamplingParams(max_tokens=6, temperature=temperature, top_p=0.9, seed=seed)
     prompt = "The three primary colours are red,"

@@ -94,7 +94,7 @@ def scaled_target(vocab: int, workers: int, scale: float) -> Target:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from([(97, 5), (5003, 1), (5003, 3)]),
+    st.sampled_from([(97, 5), (5003, 3)]),
     st.sampled_from([0.0, 1e-6, 1e-3, 0.05, 1.0, 30.0, 3000.0]),
     samplings.map(lambda how: replace(how, logit_bias=how.logit_bias and ((5, 3.5), (96, -100.0)))),
     st.sampled_from([None, 0, 20]),
