@@ -9,8 +9,8 @@ from monolane.model.config import ModelConfig
 from monolane.model.data_file import DataFile
 from monolane.model.families import family_of_gguf
 from monolane.model.families.keys import note_on_unread_keys
+from monolane.model.families.limits import HEAD_DIM_LIMIT, VOCAB_LIMIT
 from monolane.model.families.names import gguf_name
-from monolane.model.families.shared import HEAD_DIM_LIMIT, VOCAB_LIMIT
 from monolane.model.gguf_file import GgufHeader, read_gguf
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredWeights

@@ -56,6 +56,11 @@ class Tape:
         place = self.plan.segments[worker][stage]
         return self.workers[worker][place.offset : place.offset + place.size]
 
+    def experts(self, worker: int, stage: int) -> Bytes:
+        """One worker's bytes of each expert of a projection: [expert][byte]."""
+        count = self.plan.program.projections[stage].matrix.experts
+        return self.segment(worker, stage).reshape(count, -1)
+
 
 def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate, has_table: bool = True) -> Tape:
     """Allocate a tape and fill in its constants; the weights are still zero. ``has_table``: with the embedding table,
@@ -97,14 +102,20 @@ def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
                 tiles = min(step_tiles, segment.tiles - done)
                 first = (segment.first_tile + done) * tile_rows
                 rows = (first, min(first + tiles * tile_rows, stage.matrix.rows))
-                start = segment.offset + done * tile_bytes
-                target = tape.workers[worker][start : start + tiles * tile_bytes]
+                for expert in range(stage.matrix.experts):
+                    start = segment.offset + (expert * segment.tiles + done) * tile_bytes
+                    target = tape.workers[worker][start : start + tiles * tile_bytes]
 
-                def pack(stage: Project = stage, rows: tuple[int, int] = rows, target: Bytes = target) -> int:
-                    target[:] = layout.pack(matrix_rows(stage.matrix, weights, *rows), stage)
-                    return target.nbytes
+                    def pack(
+                        stage: Project = stage,
+                        rows: tuple[int, int] = rows,
+                        expert: int = expert,
+                        target: Bytes = target,
+                    ) -> int:
+                        target[:] = layout.pack(matrix_rows(stage.matrix, weights, *rows, expert), stage)
+                        return target.nbytes
 
-                yield pack
+                    yield pack
     if tape.table is not None and plan.program.table is not None:
         table, source = tape.table, plan.program.table
         step_rows = max(1, PACK_BYTES // table.shape[1])
@@ -119,9 +130,9 @@ def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
             yield copy
 
 
-def matrix_rows(matrix: Matrix, weights: Weights, start: int, stop: int) -> Bf16Bits | QuantRows:
+def matrix_rows(matrix: Matrix, weights: Weights, start: int, stop: int, expert: int = 0) -> Bf16Bits | QuantRows:
     """Rows [start, stop) of a program's matrix in its format, gathered from the model's weights."""
-    pieces = matrix.part_rows(start, stop)
+    pieces = matrix.part_rows(start, stop, expert)
     if matrix.format.is_low_bit:
         if len(pieces) == 1:
             name, first, last, _ = pieces[0]

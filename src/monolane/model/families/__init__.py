@@ -14,6 +14,9 @@ _FILES = (
     "mistral",
     "qwen2",
     "qwen3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
     "laneformer",
 )
 

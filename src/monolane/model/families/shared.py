@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.config import ModelConfig, Rope
 from monolane.model.families.keys import refuse_unsupported_gguf_keys, refuse_unsupported_keys
+from monolane.model.families.limits import (
+    CONTEXT_LIMIT,
+    FFN_LIMIT,
+    HEAD_DIM_LIMIT,
+    HEADS_LIMIT,
+    HIDDEN_LIMIT,
+    LAYERS_LIMIT,
+    VOCAB_LIMIT,
+)
 from monolane.model.families.names import gguf_name, huggingface_name
 from monolane.model.families.rope import YARN_FAST, YARN_SLOW, linear_rope, read_rope, yarn_rope
 from monolane.model.huggingface_quants import Scheme
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor
 from monolane.model.weights import Weights
-
-# Limits that no model exceeds. They bound every size that is computed from a config.
-HIDDEN_LIMIT = 1 << 17
-LAYERS_LIMIT = 1 << 10
-HEADS_LIMIT = 1 << 10
-HEAD_DIM_LIMIT = 1 << 10
-FFN_LIMIT = 1 << 20
-VOCAB_LIMIT = 1 << 22
-CONTEXT_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Family:
     gguf_interleaved: bool = False  # in GGUF files, rows of q and k are ordered for RoPE over neighbouring pairs
     qkv_bias: bool = False  # every model of the family has these biases
     qk_norm: bool = False
+    joins_experts: bool = False  # a Hugging Face file has the matrices of all experts in one tensor
     harmless: Mapping[str, str] = field(default_factory=dict)  # keys that change nothing -> the reason, as in keys.py
 
     def huggingface_config(self, settings: Settings) -> ModelConfig:
@@ -142,6 +143,12 @@ def read_window(settings: Settings) -> int | None:
     if settings.has("sliding_window") and settings.get("sliding_window") is None:
         return None
     return settings.integer("sliding_window", CONTEXT_LIMIT, default=4096)
+
+
+def switched_window(settings: Settings) -> int | None:
+    """The same, but None where windows are not switched on; then any number is allowed, also 0."""
+    settings.get("sliding_window")
+    return read_window(settings) if settings.flag("use_sliding_window") else None
 
 
 def windows_by_kind(
