@@ -11,6 +11,7 @@ from monolane.model.chat import ChatTemplate, chat_template_from_folder
 from monolane.model.config import ModelConfig
 from monolane.model.data_file import is_there
 from monolane.model.families.experts import JoinedExperts
+from monolane.model.families.gpt_oss import GptOssWeights
 from monolane.model.format import FormatOf, all_bf16
 from monolane.model.generation_config import SuggestedSampling, sampling_of_config, sampling_of_metadata
 from monolane.model.gguf_weights import file_type, open_gguf
@@ -88,7 +89,7 @@ def _load_folder(folder: Path, progress: Progress | None) -> Model:
     chat = chat_template_from_folder(folder, tokenizer_config)
     stops = _folder_ends(folder, config, tokenizer)
     stored = weights.stored if isinstance(weights, JoinedExperts) else weights
-    dtype = stored.dtype if isinstance(stored, QuantisedFolder) else "bf16"
+    dtype = stored.dtype if isinstance(stored, QuantisedFolder | GptOssWeights) else "bf16"
     sampling = sampling_of_config(_read_if_there(folder / "generation_config.json"), folder / "generation_config.json")
     return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops), dtype, sampling)
 

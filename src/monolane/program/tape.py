@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,26 +97,21 @@ def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
     for index, stage in enumerate(plan.program.projections):
         tile_rows, tile_bytes = layout.rows(stage), layout.tile_bytes(stage)
         step_tiles = max(1, PACK_BYTES // tile_bytes)
-        for worker in range(plan.workers):
+        # Expert by expert, so that of files that have to be read as a whole only some experts are in memory.
+        for expert, worker in product(range(stage.matrix.experts), range(plan.workers)):
             segment = plan.segments[worker][index]
             for done in range(0, segment.tiles, step_tiles):
                 tiles = min(step_tiles, segment.tiles - done)
                 first = (segment.first_tile + done) * tile_rows
-                rows = (first, min(first + tiles * tile_rows, stage.matrix.rows))
-                for expert in range(stage.matrix.experts):
-                    start = segment.offset + (expert * segment.tiles + done) * tile_bytes
-                    target = tape.workers[worker][start : start + tiles * tile_bytes]
+                rows = (first, min(first + tiles * tile_rows, stage.matrix.rows), expert)
+                start = segment.offset + (expert * segment.tiles + done) * tile_bytes
+                target = tape.workers[worker][start : start + tiles * tile_bytes]
 
-                    def pack(
-                        stage: Project = stage,
-                        rows: tuple[int, int] = rows,
-                        expert: int = expert,
-                        target: Bytes = target,
-                    ) -> int:
-                        target[:] = layout.pack(matrix_rows(stage.matrix, weights, *rows, expert), stage)
-                        return target.nbytes
+                def pack(stage: Project = stage, rows: tuple[int, int, int] = rows, target: Bytes = target) -> int:
+                    target[:] = layout.pack(matrix_rows(stage.matrix, weights, *rows), stage)
+                    return target.nbytes
 
-                    yield pack
+                yield pack
     if tape.table is not None and plan.program.table is not None:
         table, source = tape.table, plan.program.table
         step_rows = max(1, PACK_BYTES // table.shape[1])

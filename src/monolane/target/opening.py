@@ -79,7 +79,8 @@ def choose_lanes(config: ModelConfig, asked: int | None) -> int:
     lanes = own or (1 if asked is None else asked)
     if lanes > 1 and (config.experts or config.sinks):
         raise UsageError(
-            "A model with experts or attention sinks cannot be divided among lanes yet.", "Leave the number of lanes out."
+            "A model with experts or attention sinks cannot be divided among lanes yet.",
+            "Leave the number of lanes out.",
         )
     if not 1 <= lanes <= MAX_LANES:
         raise UsageError(f"{lanes} lanes are not possible.", f"Choose between 1 and {MAX_LANES} lanes.")

@@ -15,6 +15,7 @@ _FILES = (
     "qwen2",
     "qwen3",
     "mixtral",
+    "gpt_oss",
     "qwen2_moe",
     "qwen3_moe",
     "laneformer",
