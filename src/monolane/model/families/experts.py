@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.errors import ModelFileError
-from monolane.model.config import Experts
+from monolane.model.config import Experts, ModelConfig
 from monolane.model.families.keys import TRAINING
 from monolane.model.families.limits import EXPERTS_LIMIT, FFN_LIMIT, LAYERS_LIMIT
 from monolane.model.format import BF16, Format, QuantRows, groups_of
@@ -19,21 +19,26 @@ from monolane.model.weights import Bf16Bits, Weights
 HARMLESS = {"output_router_logits": "returns more, and changes nothing else", "router_aux_loss_coef": TRAINING}
 
 
-def read_counts(settings: Settings) -> tuple[int, int]:
-    """How many experts there are, and how many of them are chosen. Two keys mean the same: transformers saves the newer
-    one, published models have the older."""
-    keys = [key for key in ("num_experts", "num_local_experts") if settings.get(key) is not None]
-    counts = {settings.integer(key, EXPERTS_LIMIT) for key in keys or ["num_local_experts"]}
+SOFTMAX_OF_ALL = 1  # expert_gating_func of a GGUF file
+
+# Two keys that mean the same in most families: published models have one, and transformers saves the other.
+BOTH_KEYS = ("num_experts", "num_local_experts")
+
+
+def read_counts(settings: Settings, keys: tuple[str, ...] = BOTH_KEYS) -> tuple[int, int]:
+    """How many experts there are (by any of the ``keys``), and how many of them are chosen."""
+    found = [key for key in keys if settings.get(key) is not None]
+    counts = {settings.integer(key, EXPERTS_LIMIT) for key in found or keys[:1]}
     if len(counts) > 1:
-        raise settings.wrong("num_experts", "the same as num_local_experts")
+        raise settings.wrong(keys[0], f"the same as {keys[1]}")
     count = counts.pop()
     return count, settings.integer("num_experts_per_tok", count)
 
 
-def read_qwen_experts(settings: Settings, layers: int) -> Experts | None:
+def read_qwen_experts(settings: Settings, layers: int, keys: tuple[str, ...] = BOTH_KEYS) -> Experts | None:
     """The experts of a Qwen config: in every ``decoder_sparse_step``-th layer, but not in ``mlp_only_layers``. A config
     without ``norm_topk_prob`` means false, whatever the published models have."""
-    count, chosen = read_counts(settings)
+    count, chosen = read_counts(settings, keys)
     step = settings.integer("decoder_sparse_step", LAYERS_LIMIT, default=1)
     dense = settings.get("mlp_only_layers")
     dense = [] if dense is None else dense
@@ -42,6 +47,23 @@ def read_qwen_experts(settings: Settings, layers: int) -> Experts | None:
     found = tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
     ffn = settings.integer("moe_intermediate_size", FFN_LIMIT)
     return Experts(count, chosen, ffn, found, settings.flag("norm_topk_prob")) if any(found) else None
+
+
+def gguf_experts(settings: Settings, plain: ModelConfig, normalised: bool, gating: int = SOFTMAX_OF_ALL) -> Experts:
+    """The experts of a GGUF file, which all layers have. ``normalised``, ``gating``: what the architecture means; a file
+    that says otherwise is refused."""
+    if settings.get("expert_gating_func") not in (None, 0, gating):
+        raise settings.wrong("expert_gating_func", f"{gating} for this architecture")
+    count = settings.integer("expert_count", EXPERTS_LIMIT)
+    if settings.has("expert_weights_norm") and settings.flag("expert_weights_norm") != normalised:
+        raise settings.wrong("expert_weights_norm", f"{normalised} for this architecture")
+    return Experts(
+        count,
+        settings.integer("expert_used_count", count),
+        settings.integer("expert_feed_forward_length", FFN_LIMIT, default=plain.ffn),
+        (True,) * plain.layers,
+        normalised,
+    )
 
 
 class JoinedExperts:

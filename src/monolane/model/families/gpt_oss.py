@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from monolane.errors import ModelFileError
 from monolane.model.config import Experts, Gate, ModelConfig
-from monolane.model.families.experts import HARMLESS, read_counts
+from monolane.model.families.experts import HARMLESS, gguf_experts, read_counts
 from monolane.model.families.limits import CONTEXT_LIMIT, HEAD_DIM_LIMIT
-from monolane.model.families.names import huggingface_name
+from monolane.model.families.names import gguf_name, huggingface_name
 from monolane.model.families.rope import read_rope, yarn_rope
-from monolane.model.families.shared import Family, windows_by_kind
+from monolane.model.families.shared import Family, gguf_rope, windows_by_kind
 from monolane.model.format import BF16, FP4, GROUP, SCALE, Bytes, Format, QuantRows, format_of
 from monolane.model.gguf_blocks import mxfp4_rows, mxfp4_scales_fit
 from monolane.model.settings import Settings
@@ -32,6 +32,7 @@ from monolane.model.weights import Bf16Bits, to_bf16
 _THETA, _FACTOR, _ORIGINAL_CONTEXT = 150_000.0, 32.0, 4096
 _EPSILON, _HEAD_DIM, _WINDOW = 1e-5, 64, 128
 _SLOPE, _LIMIT = 1.702, 7.0
+_SOFTMAX_OF_CHOSEN = 3  # expert_gating_func of a GGUF file
 
 _STORED = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
 _STEP = 1 << 24  # bytes of scales that are looked at together
@@ -60,7 +61,7 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     head_dim = settings.integer("head_dim", HEAD_DIM_LIMIT, default=_HEAD_DIM)
     is_null = settings.has("sliding_window") and settings.get("sliding_window") is None
     window = None if is_null else settings.integer("sliding_window", CONTEXT_LIMIT, default=_WINDOW)
-    count, chosen = read_counts(settings)
+    count, chosen = read_counts(settings, ("num_local_experts",))
     bias = settings.flag("attention_bias", True)
     gate = gate_of(settings.number("swiglu_limit", _LIMIT), settings.number("swiglu_alpha", _SLOPE))
     if settings.get("rope_scaling") or settings.get("rope_parameters"):
@@ -81,6 +82,23 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     )
 
 
+def _gguf_name(name: str) -> str:
+    return gguf_name(name).replace(".ffn_norm.", ".post_attention_norm.")
+
+
+def _refine_gguf(settings: Settings, plain: ModelConfig) -> ModelConfig:
+    """The activation and the order of windows are those of the architecture; no key has them. Frequencies are those
+    that the model was trained with, where llama.cpp interpolates between whole pairs."""
+    experts = gguf_experts(settings, plain, normalised=True, gating=_SOFTMAX_OF_CHOSEN)
+    return replace(
+        plain,
+        rope=gguf_rope(settings, plain.head_dim, plain.context, None, truncate=False),
+        windows=alternating(plain.layers, plain.windows[0]),
+        sinks=True,
+        experts=replace(experts, biased=True, gate=gate_of()),
+    )
+
+
 class GptOssWeights(StoredWeights):
     """The weights of a folder. Matrices of experts are read from tensors of their own."""
 
@@ -90,7 +108,7 @@ class GptOssWeights(StoredWeights):
         ffn, hidden = 2 * config.experts.ffn, config.hidden
         self._count = config.experts.count
         self._sizes = {"gate_up_proj": (ffn, hidden), "down_proj": (hidden, config.experts.ffn)}  # of one expert
-        self._is_held = functools.cache(self._scales_fit)
+        self._holds_scales = functools.cache(self._scales_fit)
         self._transposed = functools.lru_cache(_KEPT)(self._read_transposed)
 
     @property
@@ -101,7 +119,7 @@ class GptOssWeights(StoredWeights):
     @property
     def widened(self) -> tuple[str, ...]:
         bases = {name.removesuffix("_blocks") for name in self._tensors if name.endswith("_blocks")}
-        return super().widened + (() if all(map(self._is_held, bases)) else ("MXFP4 with these scales",))
+        return super().widened + (() if all(map(self._holds_scales, bases)) else ("MXFP4 with these scales",))
 
     def shape(self, name: str) -> tuple[int, ...]:
         if ".experts." not in name:
@@ -117,7 +135,7 @@ class GptOssWeights(StoredWeights):
         if ".experts." not in name:
             return super().format(name)
         base = self._place(name)[0]
-        return _MXFP4 if f"{base}_blocks" in self._tensors and self._is_held(base) else BF16
+        return _MXFP4 if f"{base}_blocks" in self._tensors and self._holds_scales(base) else BF16
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
         if ".experts." not in name:
@@ -223,5 +241,7 @@ FAMILY = Family(
     weights=GptOssWeights,
     joins_experts=True,
     gguf_architecture="gpt-oss",
+    gguf_refine=_refine_gguf,
+    gguf_name=_gguf_name,
     harmless=HARMLESS,
 )

@@ -10,7 +10,7 @@ from monolane.model.families.keys import TRAINING
 from monolane.model.families.limits import CONTEXT_LIMIT
 from monolane.model.families.names import huggingface_name
 from monolane.model.families.rope import read_rope
-from monolane.model.families.shared import Family
+from monolane.model.families.shared import Family, equal_windows
 from monolane.model.settings import Settings
 
 _THETA, _EPSILON = 1e6, 1e-5  # where a config has none
@@ -35,7 +35,7 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
         plain,
         norm_eps=settings.number("rms_norm_eps", _EPSILON),
         rope=read_rope(settings, plain.head_dim, plain.context, _THETA),
-        windows=(window,) * plain.layers,
+        windows=equal_windows(settings, plain.layers, window),
         experts=Experts(count, chosen, plain.ffn, (True,) * plain.layers, normalised=True),
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from monolane.model.config import ModelConfig
-from monolane.model.families.experts import HARMLESS, read_qwen_experts
+from monolane.model.families.experts import HARMLESS, gguf_experts, read_qwen_experts
 from monolane.model.families.limits import HEAD_DIM_LIMIT
-from monolane.model.families.shared import Family, switched_window
+from monolane.model.families.shared import Family, equal_windows, switched_window
 from monolane.model.settings import Settings
 
 
@@ -19,9 +19,13 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
         plain,
         qkv_bias=bias,
         o_bias=bias,
-        windows=(window,) * plain.layers,
+        windows=equal_windows(settings, plain.layers, window),
         experts=read_qwen_experts(settings, plain.layers),
     )
+
+
+def _refine_gguf(settings: Settings, plain: ModelConfig) -> ModelConfig:
+    return replace(plain, experts=gguf_experts(settings, plain, normalised=True))
 
 
 FAMILY = Family(
@@ -29,6 +33,7 @@ FAMILY = Family(
     "Qwen3MoeForCausalLM",
     _refine,
     gguf_architecture="qwen3moe",
+    gguf_refine=_refine_gguf,
     qk_norm=True,
     harmless=HARMLESS,
 )
