@@ -50,7 +50,7 @@ def read_qwen_experts(settings: Settings, layers: int, keys: tuple[str, ...] = B
 
 
 def gguf_experts(settings: Settings, plain: ModelConfig, normalised: bool, gating: int = SOFTMAX_OF_ALL) -> Experts:
-    """The experts of a GGUF file, which all layers have. ``normalised``, ``gating``: what the architecture means; a file
+    """The experts of a GGUF file, which all layers have. ``normalised``, ``gating``: those of the architecture; a file
     that says otherwise is refused."""
     if settings.get("expert_gating_func") not in (None, 0, gating):
         raise settings.wrong("expert_gating_func", f"{gating} for this architecture")

@@ -30,7 +30,7 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     window = None
     if settings.get("sliding_window") is not None:
         window = settings.integer("sliding_window", CONTEXT_LIMIT)
-    count, chosen = read_counts(settings)
+    count, chosen = read_counts(settings, ("num_local_experts",))
     return replace(
         plain,
         norm_eps=settings.number("rms_norm_eps", _EPSILON),
