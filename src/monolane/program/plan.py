@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,12 +54,27 @@ class Plan:
         """Bytes of weights that all workers together stream for one decoded token."""
         return sum(self.streamed_bytes)
 
+    def owners(self, stage: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """(worker, its first tile, its last tile + 1) of tiles [first, last) of a projection."""
+        begins = self._begins[stage]
+        worker = bisect_right(begins, first) - 1
+        while worker < self.workers and begins[worker] < last:
+            segment = self.segments[worker][stage]
+            start, stop = max(first, segment.first_tile), min(last, segment.first_tile + segment.tiles)
+            if start < stop:
+                yield worker, start, stop
+            worker += 1
+
+    @cached_property
+    def _begins(self) -> tuple[tuple[int, ...], ...]:
+        """The first tile of every worker: [projection][worker]"""
+        return tuple(tuple(segment.first_tile for segment in column) for column in zip(*self.segments, strict=True))
+
     def locate(self, stage: int, tile: int) -> tuple[int, int]:
         """(worker, byte offset on its tape) of one tile of a projection."""
-        for worker, tape in enumerate(self.segments):
-            segment = tape[stage]
-            if segment.first_tile <= tile < segment.first_tile + segment.tiles:
-                return worker, segment.offset + (tile - segment.first_tile) * (segment.size // segment.tiles)
+        for worker, _, _ in self.owners(stage, tile, tile + 1):
+            segment = self.segments[worker][stage]
+            return worker, segment.offset + (tile - segment.first_tile) * (segment.size // segment.tiles)
         raise IndexError(f"stage {stage} has no tile {tile}")
 
 
