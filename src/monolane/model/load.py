@@ -25,7 +25,7 @@ from monolane.model.weights import Weights, check_weights
 from monolane.progress import Progress
 
 # The tokens that end an answer in the chat formats of the supported families. A GGUF file often names another one.
-_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|return|>", "<|call|>")
 
 
 @dataclass(frozen=True)
