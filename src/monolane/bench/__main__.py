@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from monolane.bench import output_path
-from monolane.bench.measure import contexts, delays, lengths, load, run, shapes
+from monolane.bench.measure import contexts, delays, lengths, load, run, shapes, subject
 from monolane.bench.peers import registry
 from monolane.bench.quality import run as quality_run
 from monolane.bench.report import picture, record, show, tables
@@ -184,9 +184,9 @@ def _quality(arguments: argparse.Namespace) -> None:
 
 
 def _trace(arguments: argparse.Namespace) -> None:
-    config = shapes.named(arguments.shape)
+    _, made_up = subject.find_model(None, arguments.shape, Silent())
     options = trace_run.Options(arguments.tokens, "cuda", None, arguments.out, arguments.picture)
-    print(trace_run.run(arguments.shape, config, shapes.MadeUpWeights(config), options, Silent()))
+    print(trace_run.run(arguments.shape, made_up.config, made_up.weights, options, Silent()))
 
 
 def _draw(arguments: argparse.Namespace) -> None:

@@ -290,9 +290,8 @@ class _Layer:
 
     def _in_layers(self, *parts: str) -> list[Format]:
         """The format of a matrix made of these parts, in every layer that has them."""
-        is_dense = parts[0] in ("gate", "up", "down")
-        is_everywhere = parts[0] in ("q", "k", "v", "o")
-        layers = [i for i in range(self.config.layers) if is_everywhere or is_dense != self.config.has_experts(i)]
+        of_attention, of_dense = parts[0] in ("q", "k", "v", "o"), parts[0] in ("gate", "up", "down")
+        layers = [i for i in range(self.config.layers) if of_attention or of_dense != self.config.has_experts(i)]
         return [common_format([f"layers.{i}.{part}" for part in parts], self.formats) for i in layers]
 
     def _format(self, *parts: str) -> Format:
