@@ -69,6 +69,13 @@ def test_a_message_that_the_prompt_has_begun_goes_on(tokenizer: Tokenizer) -> No
     assert rest == " So it is.\n</think>\n\nIt is 20 °C."
 
 
+def test_an_answer_without_a_header_is_a_message(tokenizer: Tokenizer) -> None:
+    """As it is where a grammar constrains it."""
+    assert shown(tokenizer, '{"city": "Paris"}') == '{"city": "Paris"}'
+    assert shown(tokenizer, " today<|return|>") == " today"
+    assert shown(tokenizer, " t") == " t"
+
+
 def test_text_without_channels_is_text(tokenizer: Tokenizer) -> None:
     assert shown(tokenizer, "once upon<|end|> a time", prompt="Tell: ") == "once upon a time"
 
