@@ -23,6 +23,7 @@ from dataclasses import replace
 import numpy as np
 from devices import opened, run
 
+from monolane.bench.measure.mixtures import FP8, Q4_K_M, MadeUpMixture
 from monolane.bench.measure.shapes import MadeUpWeights
 from monolane.model.config import ModelConfig, Rope
 from monolane.program.sample import Sampling
@@ -52,6 +53,9 @@ MODELS = {
     "norms of heads, heads of 80": replace(TINY, head_dim=80, qk_norm=True, layers=1, windows=(None,)),
     # The input of `down` does not fit into shared memory in a prefill pass; several batches of tiles per thread block.
     "wide": replace(TINY, ffn=9000, layers=1, windows=(None,)),
+    # Columns that are no multiple of 256: the last unit of a row is padded.
+    Q4_K_M: replace(TINY, hidden=288, ffn=544),
+    FP8: replace(TINY, hidden=288, ffn=544),
 }
 DRAWN = Sampling(0.8, 40, 0.9, 0.01, 3, 1.1, 0.5, 0.2, ((5, 1.0), (90, -100.0)))
 
@@ -64,7 +68,8 @@ def main() -> None:
         config = MODELS[name]
         began = time.monotonic()
         tokens = np.random.default_rng(1).integers(0, config.vocab, 90).tolist()
-        with opened(config, MadeUpWeights(config), 128, deadline_s=DEADLINE_S) as target:
+        weights = MadeUpMixture(config, name) if name in (Q4_K_M, FP8) else MadeUpWeights(config)
+        with opened(config, weights, 128, deadline_s=DEADLINE_S) as target:
             assert np.isfinite(target.logits(tokens[:34])).all()
             for sampling, logprobs in ((Sampling(), None), (Sampling(), 3), (DRAWN, None), (DRAWN, 20)):
                 for length, cached in ((1, 0), (20, 0), (22, 20), (23, 22)):

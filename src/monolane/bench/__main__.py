@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from monolane.bench import output_path
-from monolane.bench.measure import contexts, delays, lengths, load, run, shapes, subject
+from monolane.bench.measure import contexts, delays, lengths, load, mixtures, run, shapes, subject
 from monolane.bench.peers import registry
 from monolane.bench.quality import run as quality_run
 from monolane.bench.report import picture, record, show, tables
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     tracing.set_defaults(act=_trace)
     tracing.add_argument("shape", help=", ".join(shapes.SHAPES))
     tracing.add_argument("--tokens", type=int, default=8, help="tokens that are traced")
+    tracing.add_argument("--weights", choices=mixtures.MIXTURES, metavar="MIXTURE", help="q4_k_m, fp8 or a format")
     tracing.add_argument("--out", type=Path, metavar="FILE.json", help="write the trace for ui.perfetto.dev")
     tracing.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it")
     _add_quality(commands.add_parser("quality", help="the share of HumanEval's problems that a model solves"))
@@ -184,7 +185,7 @@ def _quality(arguments: argparse.Namespace) -> None:
 
 
 def _trace(arguments: argparse.Namespace) -> None:
-    _, made_up = subject.find_model(None, arguments.shape, Silent())
+    _, made_up = subject.find_model(None, arguments.shape, Silent(), arguments.weights)
     options = trace_run.Options(arguments.tokens, "cuda", None, arguments.out, arguments.picture)
     print(trace_run.run(arguments.shape, made_up.config, made_up.weights, options, Silent()))
 

@@ -24,14 +24,6 @@ def fragment_bytes(format: Format) -> int:
     return block_type(format, MMA_COLS, BLOCK_GROUPS).itemsize if format.is_low_bit else FRAGMENT_BYTES
 
 
-def fragment_registers(format: Format) -> int:
-    """Registers of a thread that hold its part of a fragment."""
-    if format.codes is None or format.scales is None:
-        return FRAGMENT_BYTES // 32 // 4
-    codes = 16 if format.codes.bits == 8 else 8 + 2 * format.codes.high_bits
-    return codes + (format.scales.group_bytes + format.scales.block_bytes) // 2
-
-
 def definitions(program: Program) -> list[str]:
     """C++ of the formats, and of the embedding's."""
     embedding = program.table or program.head.matrix

@@ -18,7 +18,7 @@ from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 from monolane.target.cuda.constants import DECODE_BATCH, FRAGMENT_BYTES, WARPGROUP_WARPS, WARPGROUPS
 from monolane.target.cuda.exchange import any_late, exchanging
-from monolane.target.cuda.formats import any_low_bit, fragment_bytes, fragment_registers, type_name
+from monolane.target.cuda.formats import any_low_bit, fragment_bytes, type_name
 from monolane.target.generate import OUTPUTS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
@@ -29,7 +29,10 @@ LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
 # Lanes whose exchanges are late are at different stages at the same time. Copies of other lanes are in flight during
 # a hand-off whatever a lane does, so it gains little by holding back its own: limits are this many times higher.
 LATE_LANES = 1.8
-MAX_AHEAD, REGISTERS_AHEAD = 3, 72  # chunks, and registers of a thread, that are loaded ahead of their use
+# Chunks, and registers of a thread, that are loaded ahead of their use. The loop over chunks is unrolled as many times.
+MAX_AHEAD, REGISTERS_AHEAD = 3, 72
+FRAGMENT_REGISTERS = FRAGMENT_BYTES // 32 // 4  # of a thread, of bf16
+LOW_BIT_AHEAD = 1  # of low-bit weights: their loop is long, and unrolled it would not fit the instruction cache
 INTEGER_BYTES = BLOCK * 2 + 128  # of a super-block of an input in integers, with the scales of its groups
 NONE = -1
 
@@ -131,11 +134,13 @@ def chunk_tiles(plan: Plan, stage: Project) -> int:
 
 def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int, tiles: int) -> int:
     """Chunks that a warpgroup loads to registers ahead: as many as registers allow, and at most its share."""
+    if stage.matrix.format.is_low_bit:
+        return LOW_BIT_AHEAD
     own = -(-(-(-plan.layout.tiles(stage) // plan.workers) * chunks) // tiles)
     teams = min(tiles, WARPGROUP_WARPS)  # of warps, which take the tiles of a chunk (csrc/project.cuh)
     shares = -(-min(chunk_fragments, WARPGROUP_WARPS) * teams // WARPGROUP_WARPS)  # of a tile for one warp
     of_warp = tiles // teams * shares * -(-chunk_fragments // WARPGROUP_WARPS)
-    registers = of_warp * fragment_registers(stage.matrix.format)
+    registers = of_warp * FRAGMENT_REGISTERS
     return max(1, min(MAX_AHEAD, REGISTERS_AHEAD // registers, -(-own // WARPGROUPS)))
 
 

@@ -20,7 +20,9 @@ from monolane.target.cuda.constants import (
     MMA_COLS,
     PAGE_TOKENS,
     TABLE_ENTRIES,
+    WARPGROUPS,
 )
+from monolane.target.cuda.formats import any_low_bit
 from monolane.target.cuda.projections import input_cols, one_row_bytes, slot_bytes
 
 ALIGNMENT = 128  # bytes, of every region
@@ -101,6 +103,8 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
     slot = slot_bytes(plan)
     besides = _besides_ring(plan)
     slots = (limit - besides) // slot
+    if any_low_bit(plan.program):  # an even number: a slot belongs to one warpgroup, which waits once for each chunk
+        slots -= slots % WARPGROUPS
     prefill_slots, prefill_cols = _prefill(plan, limit, slots, slot)
     spare = limit - besides - slots * slot  # it goes to the input region, where attention's scratch can use it
     input_at, input_bytes = slots * slot, _input_bytes(plan) + spare // ALIGNMENT * ALIGNMENT

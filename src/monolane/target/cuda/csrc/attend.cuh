@@ -397,8 +397,10 @@ MONOLANE_DEVICE void attend_prefill(int layer, int start, int rows, uint32_t ste
 template <class P>
 MONOLANE_DEVICE float prepare_splits(int splits, uint32_t step) {
   static_assert(kFusedSplits == 1 || kHeadDim % 4 == 0, "four elements of an input are of one head");
-  constexpr int kBurst = kBurstOf<P, kConsumers, 2>, kStride = kConsumers * 4;
-  return prepare_with<P, kConsumers, kBurst, kOneRow<P>>(0, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
+  constexpr To kTo = kOneRow<P>;
+  constexpr int kBurst = burst_of<P, kConsumers, 2, kTo>();
+  using Own = Fours<kTo, kConsumers>;
+  return prepare_with<P, kConsumers, kBurst, kTo>(0, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
     Word4 words[kBurst][kFusedSplits] = {};
     uint64_t split_lses[kBurst][kFusedSplits] = {};
     for (;;) {
@@ -407,7 +409,7 @@ MONOLANE_DEVICE float prepare_splits(int splits, uint32_t step) {
       for (int j = 0; j < kBurst; j++)
 #pragma unroll
         for (int i = 0; i < kFusedSplits; i++) {
-          const int k = base + j * kStride;
+          const int k = base + Own::offset(j);
           if (i >= splits || k >= kQueryDims) continue;
           words[j][i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(partial_output(0, i) + k));
           split_lses[j][i] = ptx::load_relaxed(split_lse(0, i, k / kHeadDim));
@@ -416,7 +418,7 @@ MONOLANE_DEVICE float prepare_splits(int splits, uint32_t step) {
       for (int j = 0; j < kBurst; j++)
 #pragma unroll
         for (int i = 0; i < kFusedSplits; i++) {
-          const int k = base + j * kStride;
+          const int k = base + Own::offset(j);
           if (i >= splits || k >= kQueryDims) continue;
           const uint32_t wrong = (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
           ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(split_lses[j][i]) == step;

@@ -121,6 +121,11 @@ struct LowBitFragment {
   }
 };
 
+// A byte of a word as a float, less `zero`. The byte becomes the lowest one of a float of 2^23: conversions of integers have an eighth of the throughput.
+MONOLANE_DEVICE float byte_to_float(uint32_t word, int place, float zero = 0.0f) {
+  return ptx::float_of(ptx::byte_perm(word, 0x4b000000u, 0x7540u | place)) - (8388608.0f + zero);
+}
+
 // The numbers of a row and group as they are stored: 16 or 32 bits of `scales`, and `blocks` of the super-block.
 template <class F>
 struct Scales {
@@ -129,12 +134,12 @@ struct Scales {
   MONOLANE_DEVICE Scales(uint32_t numbers, uint32_t block) : scale(0.0f), last_scale(0.0f), minimum(0.0f), zero(0.0f) {
     constexpr Scaling kScaling = F::kScaling;
     if constexpr (kScaling == Scaling::kBlockMin) {
-      scale = ptx::half_to_float(block) * static_cast<float>(numbers & 0xffu);
-      minimum = -ptx::half_to_float(block >> 16) * static_cast<float>(numbers >> 8 & 0xffu);
+      scale = ptx::half_to_float(block) * byte_to_float(numbers, 0);
+      minimum = -ptx::half_to_float(block >> 16) * byte_to_float(numbers, 1);
     } else if constexpr (kScaling == Scaling::kBlock16) {
       const float factor = ptx::half_to_float(block);
-      scale = factor * static_cast<float>(static_cast<int32_t>(numbers << 24) >> 24);
-      last_scale = factor * static_cast<float>(static_cast<int32_t>(numbers << 16) >> 24);
+      scale = factor * byte_to_float(numbers ^ 0x8080u, 0, 128.0f);
+      last_scale = factor * byte_to_float(numbers ^ 0x8080u, 1, 128.0f);
     } else {
       scale = ptx::half_to_float(numbers);
       if constexpr (kScaling == Scaling::kScaleMin) minimum = ptx::half_to_float(numbers >> 16);
@@ -150,24 +155,23 @@ MONOLANE_DEVICE Scales<F> scales_of(const LowBitFragment<F>& weights, int which)
   return {kPacked ? weights.scales[0] >> 16 * which : weights.scales[which], kPackedBlocks ? weights.blocks[0] >> 16 * which : weights.blocks[which]};
 }
 
-// 1 row: adds the products of a fragment to `sums`, of this thread's group and rows 2t and 2t + 1. `x`: the input of columns 4t to 4t + 3 and 16 + 4t
-// to 19 + 4t of group g, high and low parts. `about`: the scale of that group's input, and the sums of its integers over both halves.
-template <class F>
-MONOLANE_DEVICE void multiply_integers(const LowBitFragment<F>& weights, const Word4& x, const Word4& about, int lane_index, float (&sums)[4]) {
+// 1 row: adds the products of a fragment to `sums`, of this thread's group and rows 2t and 2t + 1. `operand(j)`: the A operand of group j. `about`: the
+// scale of this thread's group of the input, and the sums of its integers over both halves.
+template <class F, class Operand>
+MONOLANE_DEVICE void multiply_integers(const LowBitFragment<F>& weights, Operand operand, const Word4& about, float (&sums)[4]) {
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16;  // sums of 16 columns: each half of a group has its own scale
   constexpr int kZero = F::kBits == 8 ? 0 : F::kZero;         // 8-bit codes become signed
   int32_t c[2][4] = {};  // of the first and of the last 16 columns, or of even and odd groups
 #pragma unroll
   for (int j = 0; j < kBlockGroups; j++) {
-    const bool mine = lane_index / 4 == j;
-    const uint32_t a[4] = {mine ? x.x : 0, mine ? x.y : 0, mine ? x.z : 0, mine ? x.w : 0};
+    const Word4 a = operand(j);
     uint32_t b[2];
     weights.codes_of(j, b);
     if constexpr (F::kBits == 8) b[0] ^= 0x80808080u, b[1] ^= 0x80808080u;
     if constexpr (kHalves)
-      ptx::mma(c[0], a[0], a[1], b[0]), ptx::mma(c[1], a[2], a[3], b[1]);
+      ptx::mma(c[0], a.x, a.y, b[0]), ptx::mma(c[1], a.z, a.w, b[1]);
     else
-      ptx::mma(c[j % 2], a[0], a[1], a[2], a[3], b[0], b[1]);
+      ptx::mma(c[j % 2], a.x, a.y, a.z, a.w, b[0], b[1]);
   }
   const float scale = ptx::float_of(about.x);
   const int32_t first = static_cast<int32_t>(about.y), last = static_cast<int32_t>(about.z), whole = first + last;
@@ -194,8 +198,7 @@ template <class F>
 constexpr float kWidenedZero = F::kHasTable ? 128.0f : static_cast<float>(F::kZero);
 template <class F>
 MONOLANE_DEVICE float widened(uint32_t codes, int place, const Scales<F>& own, bool last) {
-  // The byte becomes the lowest one of a float of 2^23: conversions of integers have an eighth of the throughput.
-  const float code = ptx::float_of(ptx::byte_perm(codes, 0x4b000000u, 0x7540u | place)) - (8388608.0f + kWidenedZero<F>) - own.zero;
+  const float code = byte_to_float(codes, place, kWidenedZero<F>) - own.zero;
   return code * (F::kScaling == Scaling::kBlock16 && last ? own.last_scale : own.scale) + own.minimum;
 }
 

@@ -110,48 +110,51 @@ enum class To { kShared, kIntegers, kGlobal };
 template <class P>
 constexpr To kOneRow = P::Format::kIsInteger ? To::kIntegers : To::kShared;
 
-// Stores four columns as integers at `x`, and what belongs to their group at `about`. The 8 threads of a group call it together. The scale of a group is
-// its largest magnitude / 16256; program/activations.py says the same.
-MONOLANE_DEVICE void store_integers(const float (&v)[4], uint16_t* x, uint16_t* about) {
-  constexpr float kLargest = 16256.0f;                               // 127 * 128
-  constexpr uint32_t kSmallest = 0x0da24260u, kNotFinite = 0x7f800000u;  // 1e-30: a group without a larger value becomes zeros
-  uint32_t largest = 0;  // as bits, which are ordered like magnitudes; those of infinity and NaN are larger than all others
+// Stores eight consecutive columns as integers at `x`, and what belongs to their group at `about`. The 4 threads of a group call it together. The scale
+// of a group is its largest magnitude / 16256; program/activations.py says the same.
+MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_t* about) {
+  constexpr float kLargest = 16256.0f, kSmallest = 1e-30f;  // 127 * 128; a group without a value larger than kSmallest becomes zeros
+  float largest = 0.0f;  // NaN where any value is
 #pragma unroll
-  for (int i = 0; i < 4; i++) largest = max(largest, ptx::bits_of(v[i]) & 0x7fffffffu);
+  for (int i = 0; i < 8; i++) largest = ptx::larger_magnitude(largest, v[i / 4][i % 4]);
 #pragma unroll
-  for (int mask = 1; mask < 8; mask *= 2) largest = max(largest, ptx::shuffle_xor(largest, mask));
-  const bool counts = largest >= kSmallest && largest < kNotFinite;
-  const float factor = counts ? ptx::divide(kLargest, ptx::float_of(largest)) : 0.0f;
-  int32_t n[4], high[4];
+  for (int mask = 1; mask < 4; mask *= 2) largest = ptx::larger_magnitude(largest, ptx::shuffle_xor(largest, mask));
+  const bool finite = largest < kInfinity, counts = finite && largest >= kSmallest;
+  const float factor = counts ? ptx::divide(kLargest, largest) : 0.0f;
+  // An integer n and 64 are added to 1.5 * 2^23. Then the lowest bits of the sum are those of n + 64 = 128 * high + (low + 64): low + 64 in bits 0 to 6,
+  // high in bits 7 to 14.
+  constexpr float kShift = 12582912.0f + 64.0f;
+  uint32_t sum = 8u * (0u - 0x4b400040u);  // minus the bits of 8 * kShift
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    n[i] = ptx::round_to_integer(v[i] * factor);
-    high[i] = (n[i] + 64) >> 7;
-    n[i] -= high[i] * 128;
+  for (int half = 0; half < 2; half++) {
+    uint32_t n[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) n[i] = ptx::bits_of(v[half][i] * factor + kShift), sum += n[i];
+    const uint32_t first = ptx::byte_perm(n[0], n[1], 0x5410), last = ptx::byte_perm(n[2], n[3], 0x5410);
+    const uint32_t high = ptx::byte_perm(first >> 7, last >> 7, 0x6420);
+    const uint32_t low = (ptx::byte_perm(first, last, 0x6420) & 0x7f7f7f7fu) ^ 0x40404040u;  // 7-bit integers, which become 8-bit ones
+    reinterpret_cast<uint64_t*>(x)[2 * half] = static_cast<uint64_t>(low + (low & 0x40404040u) * 2) << 32 | high;
   }
-  const auto bytes = [](const int32_t (&of)[4]) { return ptx::byte_perm(ptx::byte_perm(of[0], of[1], 0x40), ptx::byte_perm(of[2], of[3], 0x40), 0x5410); };
-  reinterpret_cast<uint64_t*>(x)[0] = static_cast<uint64_t>(bytes(n)) << 32 | bytes(high);
-  uint32_t sum = ((high[0] + high[1]) + (high[2] + high[3])) * 128 + ((n[0] + n[1]) + (n[2] + n[3]));
   sum += ptx::shuffle_xor(sum, 1);
-  sum += ptx::shuffle_xor(sum, 2);
   uint32_t* to = reinterpret_cast<uint32_t*>(about);
-  const float scale = ptx::float_of(largest) * (1.0f / kLargest);
-  if (lane_id() % 8 == 0) to[0] = counts ? ptx::bits_of(scale) : largest < kNotFinite ? 0 : 0x7fc00000u, to[1] = sum;
-  if (lane_id() % 8 == 4) to[2] = sum;
+  const float scale = largest * (1.0f / kLargest);
+  if (lane_id() % 4 == 0) to[0] = counts ? ptx::bits_of(scale) : finite ? 0 : 0x7fc00000u, to[1] = sum;
+  if (lane_id() % 4 == 2) to[2] = sum;
 }
 
-// Multiplies four columns by the weights of the norm and stores them at `x`; returns their sum of squares before the multiplication.
+// Multiplies columns by the weights of the norm; returns their sum of squares before that.
+MONOLANE_DEVICE float scale_four(float (&v)[4], const Word4& weight) {
+  const float squares = (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
+  v[0] *= ptx::float_of(weight.x), v[1] *= ptx::float_of(weight.y), v[2] *= ptx::float_of(weight.z), v[3] *= ptx::float_of(weight.w);
+  return squares;
+}
+
+// Stores four columns in bf16.
 template <class P, To kTo>
-MONOLANE_DEVICE float store_four(const float (&v)[4], const Word4& weight, uint16_t* x, uint16_t* about) {
-  if constexpr (kTo == To::kIntegers) {
-    const float scaled[4] = {v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y), v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w)};
-    store_integers(scaled, x, about);
-  } else {
-    uint32_t* words = reinterpret_cast<uint32_t*>(x);
-    words[0] = ptx::bf16_pair(v[0] * ptx::float_of(weight.x), v[1] * ptx::float_of(weight.y));
-    words[kTo == To::kShared && !P::Format::kIsInteger ? 2 : 1] = ptx::bf16_pair(v[2] * ptx::float_of(weight.z), v[3] * ptx::float_of(weight.w));
-  }
-  return (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]);
+MONOLANE_DEVICE void store_four(const float (&v)[4], uint16_t* x) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(x);
+  words[0] = ptx::bf16_pair(v[0], v[1]);
+  words[kTo == To::kShared && !P::Format::kIsInteger ? 2 : 1] = ptx::bf16_pair(v[2], v[3]);
 }
 
 template <class P>
@@ -186,54 +189,77 @@ MONOLANE_DEVICE Word4 gather(const Word4& elements, Get get) {
 template <class P>
 constexpr int kPaddedCols = round_up(P::kCols, kAnyLowBit ? kBlockCols : P::kFragmentCols);
 
-// Prepares columns [0, kCols), and zeros up to kPaddedCols, with kThreadCount threads, of which this one is `thread`. Each thread takes groups of
-// four columns, kStride columns apart, kBurst groups at a time. `fetch(base, v)` fills v with the groups at base, base + kStride, … of a burst.
-// The norm weights of a burst are loaded before `fetch` is called, so that they arrive while `fetch` polls. Returns this thread's sum of squares.
+// Which columns a thread prepares: fours of consecutive columns. Those of neighbouring threads follow each other; where the input becomes integers, a
+// thread has pairs of fours, so that the largest value of a group is found with fewer shuffles. first(thread) is the column of a thread's first four, and
+// offset(j) the distance of its j-th.
+template <To kTo, int kThreadCount>
+struct Fours {
+  static constexpr int kTogether = kTo == To::kIntegers ? 2 : 1, kStride = kThreadCount * kTogether * 4;
+
+  MONOLANE_DEVICE static int first(int thread) { return thread * kTogether * 4; }
+  static constexpr int offset(int j) { return j / kTogether * kStride + j % kTogether * 4; }
+};
+
+// Prepares columns [0, kCols), and zeros up to kPaddedCols, with kThreadCount threads, of which this one is `thread`, kBurst fours at a time.
+// `fetch(base, v)` fills v with the fours at base + offset(0), base + offset(1), … of a burst. The norm weights of a burst are loaded before `fetch` is
+// called, so that they arrive while `fetch` polls. Returns this thread's sum of squares.
 template <class P, int kThreadCount, int kBurst, To kTo = To::kShared, class Fetch>
 MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fetch) {
-  constexpr int kCols = P::kCols, kPadded = kPaddedCols<P>, kStride = kThreadCount * 4;
+  using Own = Fours<kTo, kThreadCount>;
+  constexpr int kCols = P::kCols, kPadded = kPaddedCols<P>, kTogether = Own::kTogether, kStride = Own::kStride;
   constexpr bool kNorm = P::kNorm != kNone;
-  constexpr int kRounds = divide_up(kPadded, kBurst * kStride);
-  const float* weights = kNorm ? norm_weights<P>(layer) + thread * 4 : nullptr;
+  constexpr int kRounds = divide_up(kPadded, kBurst / kTogether * kStride);
+  const int own = Own::first(thread);
+  const float* weights = kNorm ? norm_weights<P>(layer) + own : nullptr;
   constexpr bool kIntegers = kTo == To::kIntegers;
-  static_assert(!kIntegers || (kStride % kBlockCols == 0 && kPadded % 128 == 0), "a warp has whole groups, all of them or none");
-  // kStride is a multiple of a fragment's columns, so the index of a later group is the index of the first one plus a multiple of kStride.
-  uint16_t* to = x + (kTo == To::kGlobal ? thread * 4 : input_index<P, kIntegers>(thread * 4));
-  uint16_t* about = x + thread * 4 / kBlockCols * kBlockElements + kBlockCols + thread * 4 % kBlockCols / kGroupCols * 8;
+  static_assert(kBurst % kTogether == 0, "a burst has whole pairs");
+  static_assert(!kIntegers || (kStride % kBlockCols == 0 && kPadded % 256 == 0), "a warp has whole groups, all of them or none");
+  // kStride is a multiple of a fragment's columns, so the index of a later four is the index of the first one plus a multiple of kStride.
+  uint16_t* to = x + (kTo == To::kGlobal ? own : input_index<P, kIntegers>(own));
+  uint16_t* about = x + own / kBlockCols * kBlockElements + kBlockCols + own % kBlockCols / kGroupCols * 8;
   float squares = 0.0f;
 #pragma unroll
   for (int round = 0; round < kRounds; round++) {
-    const int first = round * kBurst * kStride, base = first + thread * 4;
+    const int first = round * (kBurst / kTogether) * kStride;
     Word4 weight[kBurst];
     float v[kBurst][4] = {};
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
-      const int from = first + j * kStride;  // column of thread 0: a compile-time constant, so that most bounds checks vanish
+      const int from = first + Own::offset(j);  // column of thread 0: a compile-time constant, so that most bounds checks vanish
       weight[j] = {kOne, kOne, kOne, kOne};
-      if (kNorm && (from + kStride <= kCols || from + thread * 4 < kCols)) {
+      if (kNorm && (from + kStride <= kCols || from + own < kCols)) {
         if constexpr (P::kOrder == kNone)
           weight[j] = *reinterpret_cast<const Word4*>(weights + from);
         else
-          weight[j] = gather(elements_of<P>(layer, from + thread * 4), [&](uint32_t i) { return ptx::bits_of(weights[static_cast<int>(i) - thread * 4]); });
+          weight[j] = gather(elements_of<P>(layer, from + own), [&](uint32_t i) { return ptx::bits_of(weights[static_cast<int>(i) - own]); });
       }
     }
-    fetch(base, v);
+    fetch(first + own, v);
 #pragma unroll
-    for (int j = 0; j < kBurst; j++) {
-      const int from = first + j * kStride;
-      const int at = kIntegers ? from / kBlockCols * kBlockElements : from;
-      if (from + kStride <= kPadded || from + thread * 4 < kPadded) squares += store_four<P, kTo>(v[j], weight[j], to + at, about + at);
+    for (int j = 0; j < kBurst; j++) squares += scale_four(v[j], weight[j]);
+#pragma unroll
+    for (int j = 0; j < kBurst; j += kTogether) {
+      const int from = first + Own::offset(j);
+      if (from + kStride > kPadded && from + own >= kPadded) continue;
+      if constexpr (kIntegers) {
+        const int at = from / kBlockCols * kBlockElements;
+        const float eight[2][4] = {{v[j][0], v[j][1], v[j][2], v[j][3]}, {v[j + 1][0], v[j + 1][1], v[j + 1][2], v[j + 1][3]}};
+        store_integers(eight, to + at, about + at);
+      } else {
+        store_four<P, kTo>(v[j], to + from);
+      }
     }
   }
   return squares;
 }
 
-// Groups of four columns that one of kThreadCount threads prepares.
-template <class P, int kThreadCount>
-constexpr int kFours = divide_up(kPaddedCols<P>, kThreadCount * 4);
-// Groups of a burst: at most kMost, and bursts as equal as possible.
-template <class P, int kThreadCount, int kMost>
-constexpr int kBurstOf = divide_up(kFours<P, kThreadCount>, divide_up(kFours<P, kThreadCount>, kMost));
+// Fours of a burst: at most kMost, and bursts as equal as possible.
+template <class P, int kThreadCount, int kMost, To kTo>
+constexpr int burst_of() {
+  using Own = Fours<kTo, kThreadCount>;
+  constexpr int kUnits = divide_up(kPaddedCols<P>, Own::kStride);
+  return divide_up(kUnits, divide_up(kUnits, kMost / Own::kTogether)) * Own::kTogether;
+}
 
 // Whether shuffles follow the polling of an input, for a norm's sum of squares or a group's largest value: then the threads of a warp leave the loop
 // together (see all_ready).
@@ -243,19 +269,21 @@ constexpr bool kShuffles = P::kNorm != kNone || P::Format::kIsInteger;
 // The input of a decode pass: polls the tagged words of the stage before until all of a thread's words have the tag `step`.
 template <class P>
 MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
-  constexpr int kBurst = kBurstOf<P, kConsumers, 6>, kStride = kConsumers * 4, kCols = P::kCols;
+  constexpr To kTo = kOneRow<P>;
+  constexpr int kBurst = burst_of<P, kConsumers, 6, kTo>(), kCols = P::kCols;
+  using Own = Fours<kTo, kConsumers>;
   const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
-  return prepare_with<P, kConsumers, kBurst, kOneRow<P>>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
+  return prepare_with<P, kConsumers, kBurst, kTo>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
     Word4 four[kBurst], from[kBurst];
 #pragma unroll
     for (int j = 0; j < kBurst; j++)
-      if (P::kOrder != kNone && base + j * kStride < kCols) from[j] = elements_of<P>(layer, base + j * kStride);
+      if (P::kOrder != kNone && base + Own::offset(j) < kCols) from[j] = elements_of<P>(layer, base + Own::offset(j));
     for (;;) {
       uint32_t wrong = 0;
 #pragma unroll
       for (int j = 0; j < kBurst; j++) {
-        const int k = base + j * kStride;
+        const int k = base + Own::offset(j);
         four[j] = {blank, blank, blank, blank};
         if (k < kCols) {  // buffers are padded to whole fragments
           if constexpr (P::kOrder == kNone)
@@ -285,13 +313,18 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
 // The input of the first projection: the embedding of `token`.
 template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token, uint16_t* x, int thread) {
-  return prepare_with<P, kThreadCount, 1, kTo>(layer, x, thread, [&](int k, float (&v)[1][4]) {
-    if (k >= kHidden) return;
-    if constexpr (P::kOrder == kNone)
-      embedding(token, k, v[0]);
-    else {
-      const Word4 four = gather(elements_of<P>(layer, k), [&](uint32_t i) { return embedding_element<EmbeddingFormat>(token, static_cast<int>(i)); });
-      v[0][0] = ptx::float_of(four.x), v[0][1] = ptx::float_of(four.y), v[0][2] = ptx::float_of(four.z), v[0][3] = ptx::float_of(four.w);
+  using Own = Fours<kTo, kThreadCount>;
+  return prepare_with<P, kThreadCount, Own::kTogether, kTo>(layer, x, thread, [&](int base, float (&v)[Own::kTogether][4]) {
+#pragma unroll
+    for (int j = 0; j < Own::kTogether; j++) {
+      const int k = base + Own::offset(j);
+      if (k >= kHidden) return;
+      if constexpr (P::kOrder == kNone)
+        embedding(token, k, v[j]);
+      else {
+        const Word4 four = gather(elements_of<P>(layer, k), [&](uint32_t i) { return embedding_element<EmbeddingFormat>(token, static_cast<int>(i)); });
+        v[j][0] = ptx::float_of(four.x), v[j][1] = ptx::float_of(four.y), v[j][2] = ptx::float_of(four.z), v[j][3] = ptx::float_of(four.w);
+      }
     }
   });
 }
@@ -331,12 +364,13 @@ MONOLANE_DEVICE float finish_prepare(float squares) {
 // activations are padded to whole fragments.
 template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* x, int thread) {
-  constexpr int kBurst = kBurstOf<P, kThreadCount, 16>, kCols = P::kCols;
+  constexpr int kBurst = burst_of<P, kThreadCount, 16, kTo>(), kCols = P::kCols;
+  using Own = Fours<kTo, kThreadCount>;
   return prepare_with<P, kThreadCount, kBurst, kTo>(layer, x, thread, [&](int base, float (&v)[kBurst][4]) {
     uint64_t four[kBurst];
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
-      const int k = base + j * kThreadCount * 4;
+      const int k = base + Own::offset(j);
       four[j] = 0;
       if (k < kCols) {  // loads bypass L1: other thread blocks wrote it
         if constexpr (P::kOrder == kNone) {
@@ -352,7 +386,7 @@ MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* 
 #pragma unroll
     for (int j = 0; j < kBurst; j++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) v[j][i] = base + j * kThreadCount * 4 + i < kCols ? bf16_to_float(static_cast<uint16_t>(four[j] >> 16 * i)) : 0.0f;
+      for (int i = 0; i < 4; i++) v[j][i] = base + Own::offset(j) + i < kCols ? bf16_to_float(static_cast<uint16_t>(four[j] >> 16 * i)) : 0.0f;
   });
 }
 

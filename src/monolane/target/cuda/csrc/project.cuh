@@ -29,7 +29,7 @@
 //
 // With 1 row the chunks come tile by tile. With 16 rows the first chunks of all tiles of a batch come first, then the second ones, and so on: a warp
 // then has the same input for consecutive chunks, and an input that comes from L2 stays in registers, so that it is read once per batch. (With 1 row
-// this order was 2% slower.)
+// this order was 2% slower; integers have it all the same, see kOneRowByChunks.)
 #pragma once
 #include "prepare.cuh"
 #include "ring.cuh"
@@ -102,6 +102,12 @@ struct DecodeInputs {
   }
 };
 
+// The A operand of group j of a super-block: its input in row j, and zeros in all others. `own`: the input of the thread's own group.
+MONOLANE_DEVICE Word4 own_row(const Word4& own, int j) {
+  const bool mine = lane_id() / 4 == j;
+  return {mine ? own.x : 0, mine ? own.y : 0, mine ? own.z : 0, mine ? own.w : 0};
+}
+
 // The same for integers: those of the thread's own group of each super-block, and what belongs to the group. The sums of the thread's group
 // and of rows 2t and 2t + 1 are in sums[0][0..1].
 template <class S, int kFirst, int kCount>
@@ -122,7 +128,32 @@ struct DecodeInputs<S, kFirst, kCount, true, false> {
   MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, float (&sums)[4][4]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i++)
-      if (S::has(kFirst + i, fragments, warp)) multiply_integers(weights[kFirst + i], values[i], about[i], lane_id(), sums[0]);
+      if (S::has(kFirst + i, fragments, warp))
+        multiply_integers(weights[kFirst + i], [&](int j) { return own_row(values[i], j); }, about[i], sums[0]);
+  }
+};
+
+// The same, with the A operands of all groups in registers.
+template <class S, int kCount>
+struct IntegerOperands {
+  Word4 values[kCount][kBlockGroups], about[kCount];
+
+  MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
+    DecodeInputs<S, 0, kCount> inputs;
+    inputs.load(from, fragments, warp);
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      about[i] = inputs.about[i];
+#pragma unroll
+      for (int j = 0; j < kBlockGroups; j++) values[i][j] = own_row(inputs.values[i], j);
+    }
+  }
+
+  template <class Weights>
+  MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, float (&sums)[4][4]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; i++)
+      if (S::has(i, fragments, warp)) multiply_integers(weights[i], [&](int j) { return values[i][j]; }, about[i], sums[0]);
   }
 };
 
@@ -251,16 +282,23 @@ MONOLANE_DEVICE void multiply_low_bit(const Weights& weights, const uint16_t* fr
   }
 }
 
-// Inputs that a warp keeps in registers from one tile to the next: of all its fragments of a chunk. kInputRows: 1 or kPassRows.
-template <class S, int kInputRows>
+// Inputs that a warp keeps in registers from one tile to the next: of all its fragments of a chunk. kInputRows: 1 or kPassRows. kOperands: as operands
+// of integers. Those of a few super-blocks fit into registers, 32 for each. Of more of them the warp keeps the input, and makes operands for every tile.
+template <class S, int kInputRows, bool kOperands = S::kIsInteger && S::kWarpFragments * S::kWarpShares <= 2>
 struct KeptInputs {
   PrefillInputs<S, false, S::kWarpFragments> inputs;
 
   MONOLANE_DEVICE void load(const uint16_t* from, int stride, int fragments, int warp) { inputs.load(from, stride, fragments, warp); }
 };
 template <class S>
-struct KeptInputs<S, 1> {
+struct KeptInputs<S, 1, false> {
   DecodeInputs<S, 0, S::kWarpFragments> inputs;
+
+  MONOLANE_DEVICE void load(const uint16_t* from, int, int fragments, int warp) { inputs.load(from, fragments, warp); }
+};
+template <class S>
+struct KeptInputs<S, 1, true> {
+  IntegerOperands<S, S::kWarpFragments> inputs;
 
   MONOLANE_DEVICE void load(const uint16_t* from, int, int fragments, int warp) { inputs.load(from, fragments, warp); }
 };
@@ -367,12 +405,12 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   constexpr int kBatch = kInputRows > 1 ? kPrefillBatch : kDecodeBatch;
   constexpr int kAhead = kPrefill ? 1 : P::kAhead;  // chunks in registers
   constexpr bool kOneBatch = P::kMaxTiles <= kBatch;
-  constexpr bool kByChunks = kInputRows > 1 && S::kOwnChunks > 1;  // the same chunk of all tiles of a batch, then the next chunk
+  constexpr bool kByChunks = S::kOwnChunks > 1 && (kInputRows > 1 || kOneRowByChunks<P>);  // the same chunk of all tiles of a batch, then the next chunk
   static_assert(kTiles == 1 || (S::kWholeTiles && kBatch % kTiles == 0), "a chunk of several tiles has whole ones, and lies in one batch");
   // Inputs stay in registers where all chunks of this warpgroup have the same input (1 row), or where they would come from L2 (16 rows; those of a
   // super-block are too many).
   constexpr bool kLowBit = P::Format::kIsLowBit, kIntegers = P::Format::kIsInteger && kInputRows == 1;
-  constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged && !kLowBit : S::kOwnChunks == 1;
+  constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged && !kLowBit : S::kOwnChunks == 1 || kByChunks;
   // Of the input, in elements: of a fragment; of a chunk; and between those of two neighbouring threads. A thread has its own group of each super-block
   // in integers (1 row), else a part of every group.
   constexpr int kInputStep = kIntegers ? kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;

@@ -323,6 +323,12 @@ MONOLANE_DEVICE uint32_t multiply_bf16_pairs(uint32_t a, uint32_t b) {
 }
 MONOLANE_DEVICE uint64_t umul64hi(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 // Rounds to nearest even; NaN becomes 0.
+// The larger of two magnitudes, or NaN where one of them is.
+MONOLANE_DEVICE float larger_magnitude(float a, float b) {
+  float v;
+  asm("{\n.reg .f32 x, y;\nabs.f32 x, %1;\nabs.f32 y, %2;\nmax.NaN.f32 %0, x, y;\n}" : "=f"(v) : "f"(a), "f"(b));
+  return v;
+}
 MONOLANE_DEVICE int32_t round_to_integer(float x) { return __float2int_rn(x); }
 MONOLANE_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 MONOLANE_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }

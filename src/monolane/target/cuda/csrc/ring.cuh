@@ -73,6 +73,11 @@ MONOLANE_DEVICE auto for_layer(int layer, Run run) {
   return run(Projection<kIndex, kVariant>());
 }
 
+// Whether the chunks of one row come in the order of 16 rows: one chunk of all tiles of a batch, then the next chunk. The operands of integers take many
+// instructions, and so they are made once for all tiles, where there are enough of them.
+template <class P>
+constexpr bool kOneRowByChunks = P::Format::kIsInteger && P::kChunks > kWarpgroups && P::kMaxTiles > 2;
+
 // Streams the tape; one thread of the producer warp runs it. All functions that return bool return false when the request has ended or
 // failed meanwhile.
 template <bool kPrefill>
@@ -115,9 +120,10 @@ class Producer {
       return true;
   }
 
-  // The order for one row: tile after tile, each with all its chunks; or several whole tiles in each chunk.
+  // The order for one row: tile after tile, each with all its chunks; or several whole tiles in each chunk; or as for 16 rows.
   template <class P>
   MONOLANE_DEVICE bool copy_tiles(const uint8_t*& tape, int tiles) {
+    if constexpr (kOneRowByChunks<P>) return copy_batches<P, kDecodeBatch>(tape, tiles);
     constexpr int kFragments = P::kFragments, kChunkFragments = P::kChunkFragments, kTiles = kPrefill ? 1 : P::kChunkTiles;
     int chunk = 0;
     if constexpr (kTiles > 1) {
@@ -139,16 +145,17 @@ class Producer {
 
   // The order for up to 16 rows: of every tile of a batch one chunk for each warpgroup, then of every tile the next chunks, and so on. The
   // consumers then keep the input of a chunk in registers for all tiles of the batch (see project).
-  template <class P>
+  template <class P, int kBatch = kPrefillBatch>
   MONOLANE_DEVICE bool copy_batches(const uint8_t*& tape, int tiles) {
     constexpr int kTileBytes = P::kFragments * P::kFragmentBytes, kChunkBytes = P::kChunkFragments * P::kFragmentBytes;
     constexpr int kTogether = lesser(P::kChunks, kWarpgroups) * kChunkBytes;  // of one tile, before the next tile follows
-    for (int left = tiles; left > 0; left -= kPrefillBatch) {
-      const int count = min(kPrefillBatch, left);
+    int chunk = 0;
+    for (int left = tiles; left > 0; left -= kBatch) {
+      const int count = min(kBatch, left);
       for (int begin = 0; begin < kTileBytes; begin += kTogether)
         for (int tile = 0; tile < count; tile++)
           for (int at = begin; at < min(begin + kTogether, kTileBytes); at += kChunkBytes)
-            if (!copy_chunk(tape + tile * kTileBytes + at, min(kChunkBytes, kTileBytes - at), P::kInFlight.prefill)) return false;
+            if (!copy_chunk(tape + tile * kTileBytes + at, min(kChunkBytes, kTileBytes - at), in_flight_limit<P>(chunk++))) return false;
       tape += count * kTileBytes;
     }
     return true;

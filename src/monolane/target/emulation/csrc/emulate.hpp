@@ -409,6 +409,9 @@ MONOLANE_DEVICE uint64_t umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 // Rounds to nearest even. Numbers beyond the range are clamped and NaN becomes 0, as on the GPU.
+MONOLANE_DEVICE float larger_magnitude(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? NAN : std::max(std::fabs(a), std::fabs(b));
+}
 MONOLANE_DEVICE int32_t round_to_integer(float x) {
   if (x >= 0x1p31f) return std::numeric_limits<int32_t>::max();
   if (x < -0x1p31f) return std::numeric_limits<int32_t>::min();
