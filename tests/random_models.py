@@ -68,12 +68,47 @@ _WRITTEN = (
     Case("qwen3-128", "Qwen3", 200, 8, 8, 128, 1, 601, 330, True),
     Case("qwen3-96-seven-kv-heads", "Qwen3", 196, 14, 7, 96, 3, 809, 350, False),
 )
+# Mixtures of experts: numbers of experts and sizes that divide by nothing, 1 to 8 of them chosen; dense layers between
+# them; windows and sinks; a limit that activations reach.
+MIXTURES = (
+    Case(
+        *("qwen3-moe", "Qwen3Moe", 100, 6, 2, 32, 3, 211, 70, False),
+        {
+            "num_experts": 13,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 53,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+        },
+    ),
+    Case(
+        *("mixtral", "Mixtral", 72, 3, 1, 24, 2, 131, 75, True),
+        {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 19},
+    ),
+    Case(
+        *("qwen2-moe-shared", "Qwen2Moe", 96, 6, 2, 16, 4, 211, 70, False),
+        {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 36,
+            "shared_expert_intermediate_size": 45,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "max_window_layers": 2,
+        },
+    ),
+    Case(
+        *("gpt-oss", "GptOss", 96, 6, 2, 32, 3, 211, 70, False),
+        {"num_local_experts": 9, "num_experts_per_tok": 4, "sliding_window": 19, "swiglu_limit": 0.4},
+    ),
+)
 # A family that nobody has written a case for is tested all the same.
 CASES = _WRITTEN + tuple(
     Case(f"{family.name}-plain", name, 200, 6, 2, 64, 2, 501, 260, False)
     for family in FAMILIES
     if family.architecture is not None
-    and (name := family.architecture.removesuffix("ForCausalLM")) not in {case.family for case in _WRITTEN}
+    and (name := family.architecture.removesuffix("ForCausalLM")) not in {case.family for case in _WRITTEN + MIXTURES}
 )
 
 # Small, with two layers. Of its residual stream three workers own fewer rows in half tiles.
@@ -111,11 +146,16 @@ def random_model(case: Case, length: int = 200) -> RandomModel:
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 parameter.normal_(0, 0.3)
+            elif name.endswith(("mlp.gate.weight", "router.weight")):
+                parameter.normal_(0, 0.3)  # routers that know what they want: no ties within rounding
     folder = Path(mkdtemp(prefix=case.name))
     model.to(torch.bfloat16).save_pretrained(folder)
-    judge = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    # Experts one after the other: other implementations want sizes that are multiples of 8.
+    judge = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, experts_implementation="eager"
+    ).eval()
     tokens = torch.randint(0, case.vocab, (length,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = judge(tokens[None]).logits[0].numpy()

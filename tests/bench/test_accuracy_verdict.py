@@ -11,7 +11,7 @@ from monolane.bench.measure import accuracy, reference
 from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.errors import TargetError
 from monolane.target import open_target
-from random_models import CASES, Case, random_model
+from random_models import CASES, MIXTURES, Case, random_model
 
 TINY = replace(
     SHAPES["laneformer-2b"],
@@ -28,9 +28,9 @@ TINY = replace(
 PROMPT = [int(token) for token in np.random.default_rng(5).integers(0, TINY.vocab, accuracy.PROMPT_TOKENS)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES + MIXTURES, ids=lambda case: case.name)
 def test_the_reference_is_transformers_in_fp32(case: Case) -> None:
-    model = random_model(case)
+    model = random_model(case, 300 if case in MIXTURES else 200)  # as other tests have it
     found = reference.read(model.config, model.weights, model.tokens[:40])
     np.testing.assert_allclose(found.exact, model.logits[:40], atol=1e-4)
     error = np.abs(found.rounded - found.exact).max()

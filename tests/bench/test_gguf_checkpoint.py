@@ -53,7 +53,7 @@ def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
     for config, mixture, why in (
         (small("llama-3.2-1b", hidden=320), "q4_k_m", "blocks of 256"),
         (small("llama-3.2-1b"), "u4g32z", "no type for u4g32z"),
-        (SHAPES["laneformer-2b"], "q4_k_m", "no laneformer_tp with"),
+        (SHAPES["laneformer-2b"], "q4_k_m", "of a laneformer_tp with"),
     ):
         with pytest.raises(UsageError, match=why):
             gguf_checkpoint.write(config, MadeUpMixture(config, mixture), path)

@@ -7,14 +7,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from monolane.bench.measure.mixtures import MIXTURES, Q4_K_M, MadeUpMixture
+from monolane.bench.measure.mixtures import MIXTURES, MXFP4, Q4_K_M, MadeUpMixture
 from monolane.bench.measure.shapes import SHAPES
+from monolane.bench.measure.subject import find_model
 from monolane.errors import UsageError
+from monolane.progress import Silent
+from monolane.target import plan_for
 
 CONFIG = SHAPES["llama-3.2-1b"]
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("mixture", [mixture for mixture in MIXTURES if mixture != MXFP4])
 def test_rows_are_the_same_however_they_are_read(mixture: str) -> None:
     """And they have about the magnitude that keeps activations where they are."""
     weights = MadeUpMixture(CONFIG, mixture)
@@ -33,6 +36,21 @@ def test_q4_k_m_has_the_formats_of_such_a_file() -> None:
     assert better == [0, 1, 4, 7, 10, 13, 14, 15]
     assert Counter(weights.format(f"layers.{layer}.q").name for layer in range(CONFIG.layers)) == {"u4k32": 16}
     assert weights.format("embed").name == "i6k16"
+
+
+def test_mxfp4_is_what_gpt_oss_is_published_as() -> None:
+    """Experts alone; 3.7 and 5.0 GB are read for a token, as of the published files."""
+    for shape, streamed in (("gpt-oss-20b", 3.7e9), ("gpt-oss-120b", 5.0e9)):
+        _, model = find_model(None, shape, Silent())
+        assert model.dtype == MXFP4
+        assert model.weights.format("layers.3.experts.up").name == "fp4g32"
+        assert not model.weights.format("layers.3.q").is_low_bit
+        plan = plan_for(model.config, workers=2, formats=model.weights.format)
+        assert plan.bytes_per_token == pytest.approx(streamed, rel=0.03)
+        _, smaller = find_model(None, shape, Silent(), "q8")
+        assert smaller.dtype == "mxfp4+q8"
+        assert smaller.weights.format("layers.3.q").name == "i8g32"
+        assert not smaller.weights.format("layers.3.router").is_low_bit
 
 
 def test_an_unknown_mixture_is_refused() -> None:

@@ -135,6 +135,7 @@ def test_made_up_weights_fit_their_shapes() -> None:
     for config in SHAPES.values():
         weights = MadeUpWeights(config)
         check_weights(config, weights)
-        rows = weights.rows("layers.0.down", 3, 5)
-        assert rows.shape == (2, config.ffn)
-        np.testing.assert_array_equal(rows[0], weights.rows("layers.0.down", 3, 4)[0])
+        name, ffn = ("layers.0.experts.down", config.experts.ffn) if config.experts else ("layers.0.down", config.ffn)
+        rows = weights.rows(name, 3, 5)
+        assert rows.shape == (2, ffn)
+        np.testing.assert_array_equal(rows[0], weights.rows(name, 3, 4)[0])

@@ -24,7 +24,7 @@ from monolane.model.huggingface import open_folder, read_folder_config
 from monolane.model.load import load_config
 from monolane.model.settings import Settings
 from monolane.progress import Silent
-from random_models import LLAMA3_ROPE, Case, random_model
+from random_models import LLAMA3_ROPE, MIXTURES, Case, random_model
 
 # Read by the attribute access of configs itself, which nothing can watch.
 UNSEEN = {"attribute_map"}
@@ -46,7 +46,13 @@ class Notes(Silent):
 def small_model(family: str) -> Path:
     """A folder with a model of the family, saved by transformers."""
     name = KNOWN[family].removesuffix("ForCausalLM")
-    return random_model(Case(f"{family}-keys", name, 96, 6, 2, 16, 2, 101, 80, False)).folder
+    return random_model(Case(f"{family}-keys", name, 96, 6, 2, 16, 2, 101, 80, False, expert_keys(family))).folder
+
+
+def expert_keys(family: str) -> dict[str, Any]:
+    """What a config of the family must also have."""
+    name = KNOWN[family].removesuffix("ForCausalLM")
+    return next((case.extra for case in MIXTURES if case.family == name), {})
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +125,7 @@ OTHER_VALUES = [False, True, None, 0, 1, 3, "x", ["x"], {"0": {"intermediate_siz
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.parametrize("key", NEUTRAL)
 def test_a_value_that_changes_the_numbers_is_refused(tmp_path: Path, family: str, key: str) -> None:
-    values = SIZES | {"model_type": family, "head_dim": 16}
+    values = SIZES | {"model_type": family, "head_dim": 16} | expert_keys(family)
 
     def read(value: Any) -> None:
         (tmp_path / "config.json").write_text(json.dumps(values | {key: value}))

@@ -211,7 +211,7 @@ def test_yarn_as_in_transformers(tmp_path: Path) -> None:
         ({"rope.scale_linear": "4"}, "rope.scale_linear"),
         ({"rope.freq_base": math.inf}, "rope.freq_base"),
         ({"attention.layer_norm_rms_epsilon": 1e-45}, "layer_norm_rms_epsilon"),
-        ({"expert_count": 8}, "experts"),
+        ({"expert_count": 8}, "expert_used_count"),
         ({"attention.head_count_kv": 3}, "key/value heads"),
         ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
     ],

@@ -100,6 +100,31 @@ def test_qwen2_is_the_models_own_tokenizer(whole_text: tokenizers.Tokenizer) -> 
         assert ours.encode(text) == oracle(text)["input_ids"]
 
 
+def test_gpt_4o_cuts_words_where_case_changes_and_numbers_after_three_digits(
+    whole_text: tokenizers.Tokenizer,
+) -> None:
+    ours = Tokenizer.from_gguf(metadata_of(whole_text, "gpt-4o"))
+    words = [
+        "The",
+        "Quick",
+        "Brown's",
+        " fox",
+        " ",
+        "123",
+        "456",
+        "7",
+        " a",
+        "/b",
+        "//\n",
+        "\n",
+        "  ",
+        " (",
+        "it",
+        ");\n",
+    ]
+    assert ours.encode("".join(words)) == [token for word in words for token in ours.encode(word)]
+
+
 @pytest.mark.parametrize("pre", ["llama-bpe", "llama3", "llama-v3", "smaug-bpe", "tekken"])
 def test_agrees_with_transformers_reading_of_the_same_file(
     whole_text: tokenizers.Tokenizer, pre: str, tmp_path: Path

@@ -80,9 +80,13 @@ class GgufModel:
     """A random model as GGUF. Change ``metadata`` and ``tensors`` before ``write``; None removes an entry."""
 
     def __init__(
-        self, architecture: str = "llama", kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
+        self,
+        architecture: str = "llama",
+        kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+        experts: int = 0,
     ) -> None:
         self.architecture = architecture
+        self.experts, self.expert_ffn = experts, 256
         self.hidden, self.ffn, self.vocab, self.heads, self.kv_heads, self.head_dim = 256, 512, 67, 4, 2, 64
         self.layers = 2
         self.kind = kind
@@ -96,6 +100,16 @@ class GgufModel:
             "attention.layer_norm_rms_epsilon": 1e-5,
             "rope.freq_base": 50000.0,
         }
+        if experts:
+            self.metadata |= {
+                "expert_count": experts,
+                "expert_used_count": 2,
+                "expert_feed_forward_length": self.expert_ffn,
+            }
+        if architecture == "qwen2moe":
+            self.metadata["expert_shared_feed_forward_length"] = 512
+        if architecture in ("qwen3moe", "gpt-oss"):
+            self.metadata |= {"attention.key_length": self.head_dim, "attention.value_length": self.head_dim}
         self.general: dict[str, Any] = {}
         self.tensors: dict[str, tuple[NDArray[Any], gguf.GGMLQuantizationType]] = {}
         self._make_tensors()
@@ -110,15 +124,44 @@ class GgufModel:
                 self.vector(f"{prefix}{name}.weight", self.hidden)
             for name, rows in (("attn_q", self.hidden), ("attn_k", kv), ("attn_v", kv)):
                 self.matrix(f"{prefix}{name}.weight", rows, self.hidden)
-                if self.architecture == "qwen2":
+                if self.architecture in ("qwen2", "qwen2moe", "gpt-oss"):
                     self.vector(f"{prefix}{name}.bias", rows)
-            if self.architecture == "qwen3":
+            if self.architecture in ("qwen3", "qwen3moe"):
                 self.vector(f"{prefix}attn_q_norm.weight", self.head_dim)
                 self.vector(f"{prefix}attn_k_norm.weight", self.head_dim)
             self.matrix(f"{prefix}attn_output.weight", self.hidden, self.hidden)
+            if self.experts:
+                self._make_experts(prefix)
+                continue
             self.matrix(f"{prefix}ffn_gate.weight", self.ffn, self.hidden)
             self.matrix(f"{prefix}ffn_up.weight", self.ffn, self.hidden)
             self.matrix(f"{prefix}ffn_down.weight", self.hidden, self.ffn)
+
+    def _make_experts(self, prefix: str) -> None:
+        count, ffn, is_biased = self.experts, self.expert_ffn, self.architecture == "gpt-oss"
+        router = np.random.default_rng(len(self.tensors)).integers(-99, 99, (count, self.hidden)).astype(np.float32)
+        self.tensors[f"{prefix}ffn_gate_inp.weight"] = (router / 64, gguf.GGMLQuantizationType.F32)
+        for part, rows, columns in (
+            ("gate", ffn, self.hidden),
+            ("up", ffn, self.hidden),
+            ("down", self.hidden, ffn),
+        ):
+            self.matrix(f"{prefix}ffn_{part}_exps.weight", count * rows, columns)
+            blocks, kind = self.tensors[f"{prefix}ffn_{part}_exps.weight"]
+            self.tensors[f"{prefix}ffn_{part}_exps.weight"] = (blocks.reshape(count, rows, -1), kind)
+            if is_biased:
+                self.vector(f"{prefix}ffn_{part}_exps.bias", count * rows)
+                values, kind = self.tensors[f"{prefix}ffn_{part}_exps.bias"]
+                self.tensors[f"{prefix}ffn_{part}_exps.bias"] = (values.reshape(count, rows), kind)
+        if is_biased:
+            self.vector(f"{prefix}ffn_gate_inp.bias", count)
+            self.vector(f"{prefix}attn_sinks.weight", self.heads)
+            self.vector(f"{prefix}attn_output.bias", self.hidden)
+            self.tensors[f"{prefix}post_attention_norm.weight"] = self.tensors.pop(f"{prefix}ffn_norm.weight")
+        if self.architecture == "qwen2moe":
+            self.vector(f"{prefix}ffn_gate_inp_shexp.weight", self.hidden)
+            for part, rows, columns in (("gate", 512, 256), ("up", 512, 256), ("down", 256, 512)):
+                self.matrix(f"{prefix}ffn_{part}_shexp.weight", rows, columns)
 
     def matrix(self, name: str, rows: int, columns: int) -> None:
         self.tensors[name] = (random_blocks(self.kind, rows, columns, seed=len(self.tensors)), self.kind)

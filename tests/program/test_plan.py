@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monolane.model.config import ModelConfig, Rope
+from monolane.model.config import Experts, ModelConfig, Rope
 from monolane.program.build import build_program
 from monolane.program.check import BrokenPlanError, check, problems
 from monolane.program.layout import Layout
@@ -73,6 +73,27 @@ def test_every_plan_keeps_the_invariants(
     check(plan(workers, layout, vocab=vocab, tied=tied, qk_norm=qk_norm, **shape, **biases))
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.sampled_from((LAYOUT, HALVED)), st.integers(1, 9), st.data())
+def test_every_plan_with_experts_keeps_the_invariants(
+    workers: int, layout: Layout, count: int, data: st.DataObject
+) -> None:
+    experts = Experts(
+        count,
+        data.draw(st.integers(1, count)),
+        data.draw(st.integers(1, 90)),
+        (data.draw(st.booleans()), True),
+        normalised=data.draw(st.booleans()),
+        shared_ffn=data.draw(st.integers(0, 70)),
+        biased=data.draw(st.booleans()),
+    )
+    made = plan(workers, layout, experts=experts, sinks=data.draw(st.booleans()))
+    check(made)
+    for tape in made.segments:  # a worker has as many tiles of one expert as of any other
+        for segment, stage in zip(tape, made.program.projections, strict=True):
+            assert segment.size == stage.matrix.experts * segment.tiles * layout.tile_bytes(stage)
+
+
 def test_a_worker_without_work_still_passes_every_stage() -> None:
     crowded = plan(workers=64)
     assert all(len(tape) == len(crowded.program.projections) for tape in crowded.segments)
@@ -90,10 +111,15 @@ def test_half_tiles_even_out_who_owns_the_residual_stream() -> None:
             assert halved.layout.rows(stage) == LAYOUT.tile_rows
 
 
-def test_five_stages_a_layer() -> None:
+def test_five_stages_a_layer_and_six_with_experts() -> None:
     names = [stage.name for stage in build_program(config()).stages]
     layer = ["qkv", "attend", "o", "gate_up", "down"]
     assert names == ["embed", *layer, *layer, "head", "sample"]
+    experts = Experts(5, 2, 30, (False, True), normalised=True, shared_ffn=20)
+    program = build_program(config(experts=experts))
+    sparse = ["qkv", "attend", "o", "router", "gate_up", "shared_gate_up", "down", "shared_down"]
+    assert [stage.name for stage in program.stages] == ["embed", *layer, *sparse, "head", "sample"]
+    assert program.handoffs == 1 + 5 + 6 + 1
 
 
 def broken(change: str) -> Plan:
@@ -128,6 +154,15 @@ def broken(change: str) -> Plan:
         stages[1] = replace(qkv, matrix=replace(qkv.matrix, cols=71))
     elif change == "no buffer":
         stages[2] = replace(attend, reads="nowhere")
+    elif change in ("other experts", "logits elsewhere"):
+        experts = Experts(5, 2, 30, (True, True), normalised=True)
+        good = plan(experts=experts)
+        stages, tape = list(good.program.stages), list(good.segments[1])
+        gate_up = stages[5]
+        assert isinstance(gate_up, Project)
+        assert gate_up.routing is not None
+        first, count = (0, 4) if change == "other experts" else (1, 5)
+        stages[5] = replace(gate_up, routing=replace(gate_up.routing, first=first, count=count))
     elif change == "weight twice":
         stages[6] = replace(stages[6], matrix=qkv.matrix)  # type: ignore[call-arg]
     return replace(
@@ -150,11 +185,13 @@ def broken(change: str) -> Plan:
         ("wrong size", "works on 71 elements"),
         ("no buffer", "no buffer 'nowhere'"),
         ("weight twice", "is used 2 times"),
+        ("other experts", "another number of experts"),
+        ("logits elsewhere", "not in 'routed'"),
     ],
 )
 def test_the_checker_names_what_breaks(change: str, named: str) -> None:
     assert any(named in problem for problem in problems(broken(change)))
-    with pytest.raises(BrokenPlanError, match=r"tile|tape|program|hand-off|works|buffer|used"):
+    with pytest.raises(BrokenPlanError, match=r"tile|tape|program|hand-off|works|buffer|used|routing"):
         check(broken(change))
 
 

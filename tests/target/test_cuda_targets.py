@@ -28,6 +28,7 @@ SMALL = "rtx-5090"  # the least shared memory
 EVERY_RUN = (SMALL, "smollm2-135m")  # and Qwen3-1.7B for an H200, in test_cuda_cubin.py
 # 57 KiB for the input of its widest matrix leave no ring of the 99 KiB; nor would its 141 GB fit the memory.
 REFUSED = {(card, "llama-3.1-70b") for card in ("rtx-5080", "rtx-5090", "rtx-pro-6000")}
+REFUSED |= {(card, name) for card in CARDS for name, shape in SHAPES.items() if shape.experts}  # not there yet
 # Bytes of stores. Reading a prompt may spill a little on cards and at sizes that nothing was tuned for; models whose
 # speed is measured on the H200 may not (test_cuda_cubin.py). Where setmaxnreg is ignored, SmolLM2 alone spills 168.
 MOST_SPILLED = 128

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from monolane.bench import output_path
-from monolane.bench.measure import contexts, delays, lengths, load, mixtures, run, shapes
+from monolane.bench.measure import contexts, delays, lengths, load, mixtures, run, shapes, subject
 from monolane.bench.peers import registry
 from monolane.bench.quality import run as quality_run
 from monolane.bench.report import picture, record, show, tables
@@ -192,10 +192,9 @@ def _quality(arguments: argparse.Namespace) -> None:
 
 
 def _trace(arguments: argparse.Namespace) -> None:
-    config = shapes.named(arguments.shape)
+    _, made_up = subject.find_model(None, arguments.shape, Silent(), arguments.weights)
     options = trace_run.Options(arguments.tokens, "cuda", None, arguments.out, arguments.picture)
-    weights = mixtures.MadeUpMixture(config, arguments.weights) if arguments.weights else shapes.MadeUpWeights(config)
-    print(trace_run.run(arguments.shape, config, weights, options, Silent()))
+    print(trace_run.run(arguments.shape, made_up.config, made_up.weights, options, Silent()))
 
 
 def _draw(arguments: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ def trace(
     lanes: options.Lanes = None,
 ) -> None:
     """Show where the time of a token goes: when every worker waited and worked, stage by stage; and draw it."""
-    from monolane.bench.measure import shapes
+    from monolane.bench.measure import subject
     from monolane.bench.trace import run as trace_run
     from monolane.cli.progress_bar import progress_bar
 
@@ -37,8 +37,8 @@ def trace(
     chosen = trace_run.Options(tokens, device, workers, out, picture, lanes)
     progress = progress_bar()
     if shape is not None:
-        config = shapes.named(shape)
-        typer.echo(trace_run.run(shape, config, shapes.MadeUpWeights(config), chosen, progress))
+        _, made_up = subject.find_model(None, shape, progress)
+        typer.echo(trace_run.run(shape, made_up.config, made_up.weights, chosen, progress))
     else:
         from monolane.model.fetch import resolve
         from monolane.model.load import load_model

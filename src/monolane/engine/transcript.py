@@ -10,7 +10,7 @@ from monolane.engine.stops import StopFilter
 from monolane.target.base import Finish, Request, Token
 
 if TYPE_CHECKING:
-    from monolane.model.tokenizer import TokenStream
+    from monolane.model.detokenize import TokenStream
 
 _REASONS: dict[Finish | None, FinishReason] = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 

@@ -53,6 +53,38 @@ class LaneConfig:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """The gated activation of a feed-forward layer: (up + ``shift``) * gate * sigmoid(``slope`` * gate). Where there is
+    a ``limit``, gate is at most that, and up at most that in magnitude."""
+
+    slope: float
+    shift: float
+    limit: float | None
+
+
+SWIGLU = Gate(slope=1.0, shift=0.0, limit=None)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The feed-forward layers that are mixtures: a router chooses ``chosen`` of ``count`` experts for every token.
+
+    A chosen expert's output is multiplied with its weight: the softmax of the router's logits, over the experts that
+    are chosen where ``normalised``, else over all. A shared expert, where ``shared_ffn`` is not 0, is chosen for every
+    token, and its weight is the sigmoid of a logit of its own.
+    """
+
+    count: int
+    chosen: int
+    ffn: int
+    layers: tuple[bool, ...]  # which layers have experts; the others are dense
+    normalised: bool
+    shared_ffn: int = 0
+    biased: bool = False  # the router and all matrices of the experts have biases
+    gate: Gate = SWIGLU
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The shape of a model. Sizes count elements; ``windows`` has one entry per layer, None for full attention."""
 
@@ -74,6 +106,8 @@ class ModelConfig:
     qk_norm: bool = False
     tied: bool = False
     lanes: LaneConfig | None = None  # of a Laneformer
+    experts: Experts | None = None
+    sinks: bool = False  # every head has one more logit in its softmax, which attends to nothing
 
     @property
     def q_size(self) -> int:
@@ -82,3 +116,6 @@ class ModelConfig:
     @property
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]

@@ -108,14 +108,23 @@ def _iq4_nl(raw: Bytes) -> QuantRows:
 
 
 def _mxfp4(raw: Bytes) -> QuantRows:
-    """The scale is a power of two; half of it, because the table has twice the values."""
-    scales = np.ldexp(np.float32(1), raw[..., :1].astype(np.int32) - 128).astype(np.float16)
-    return _rows(FP4, SCALE, raw[..., 1:], None, scales)
+    return mxfp4_rows(raw[..., 0], raw[..., 1:])
+
+
+def mxfp4_rows(exponents: Bytes, codes: Bytes) -> QuantRows:
+    """Rows of MXFP4 from exponents [row][group] and codes [row][group][16]. The scale is a power of two; half of it,
+    because the table has twice the values."""
+    scales = np.ldexp(np.float32(1), exponents[..., None].astype(np.int32) - 128).astype(np.float16)
+    return _rows(FP4, SCALE, codes, None, scales)
 
 
 def mxfp4_fits(raw: Bytes) -> bool:
-    """Whether fp16 holds the scales of all blocks: 2^-24 to 2^15."""
-    exponents = raw[..., 0]
+    """Whether fp16 holds the scales of all blocks."""
+    return mxfp4_scales_fit(raw[..., 0])
+
+
+def mxfp4_scales_fit(exponents: Bytes) -> bool:
+    """2^-24 to 2^15 fit."""
     return bool(exponents.min() >= 128 - 24 and exponents.max() <= 128 + 15)
 
 

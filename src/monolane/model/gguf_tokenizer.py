@@ -47,9 +47,15 @@ _CONTRACTION_OR_WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _LLAMA3 = _CONTRACTION_OR_WORD + r"|\p{N}{1,3}" + _AFTER_WORDS
 _QWEN2 = _CONTRACTION_OR_WORD + r"|\p{N}" + _AFTER_WORDS
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_AFTER_NUMBERS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"|\p{N}" + _AFTER_NUMBERS
+)
+_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTED}"
+    r"|\p{N}{1,3}" + _AFTER_NUMBERS
 )
 
 _WORDS = {
@@ -61,6 +67,7 @@ _WORDS = {
     "smaug-bpe": _Words((_LLAMA3,)),
     "qwen2": _Words((_QWEN2,), nfc=True),
     "tekken": _Words((_TEKKEN,), whole_words=True, add_bos=True),
+    "gpt-4o": _Words((_GPT4O,)),
 }
 _ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
 

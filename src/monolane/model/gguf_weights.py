@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from monolane.errors import ModelFileError, UnsupportedModelError
@@ -9,11 +10,11 @@ from monolane.model.config import ModelConfig
 from monolane.model.data_file import DataFile
 from monolane.model.families import family_of_gguf
 from monolane.model.families.keys import note_on_unread_keys
+from monolane.model.families.limits import HEAD_DIM_LIMIT, VOCAB_LIMIT
 from monolane.model.families.names import gguf_name
-from monolane.model.families.shared import HEAD_DIM_LIMIT, VOCAB_LIMIT
 from monolane.model.gguf_file import GgufHeader, read_gguf
 from monolane.model.settings import Settings
-from monolane.model.tensors import StoredWeights
+from monolane.model.tensors import StoredTensor, StoredWeights
 from monolane.progress import Progress
 
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -34,7 +35,8 @@ def open_gguf(path: Path, progress: Progress | None = None) -> tuple[ModelConfig
     if progress and (note := note_on_unread_keys(settings)):
         progress.note(note)
     head = config.head_dim if family.gguf_interleaved else None
-    return config, StoredWeights(header.tensors, gguf_name, head), header.metadata
+    tensors = {name: _flat(name, tensor) for name, tensor in header.tensors.items()}
+    return config, StoredWeights(tensors, family.gguf_name, head), header.metadata
 
 
 def file_type(metadata: dict[str, object]) -> str:
@@ -46,6 +48,18 @@ def file_type(metadata: dict[str, object]) -> str:
     name = known.get(kind, "") if isinstance(kind, int) else ""
     name = name.removeprefix("MOSTLY_").lower()
     return "bf16" if name in ("", "guessed", "all_f32", "f16") else name
+
+
+def _flat(name: str, tensor: StoredTensor) -> StoredTensor:
+    """The matrices of experts below each other, and their biases one after the other; the router of a shared expert as
+    a matrix of one row."""
+    if "_exps." in name and len(tensor.shape) == 3:
+        return replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
+    if name.endswith("_exps.bias") and len(tensor.shape) == 2:
+        return replace(tensor, shape=(tensor.shape[0] * tensor.shape[1],))
+    if name.endswith("ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
+        return replace(tensor, shape=(1, tensor.shape[0]))
+    return tensor
 
 
 def _vocab(header: GgufHeader, path: Path) -> int:

@@ -11,6 +11,7 @@ from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.config import ModelConfig
 from monolane.model.data_file import DataFile, is_there
 from monolane.model.families import family_of_huggingface
+from monolane.model.families.experts import JoinedExperts
 from monolane.model.families.keys import note_on_unread_keys
 from monolane.model.huggingface_quants import QuantisedFolder, Scheme
 from monolane.model.json_object import read_json_object
@@ -54,6 +55,8 @@ def open_folder(folder: Path, progress: Progress | None = None) -> tuple[ModelCo
         weights = QuantisedFolder(tensors, family.file_name, scheme)
     else:
         weights = family.weights(tensors, config) if family.weights else StoredWeights(tensors, family.file_name)
+    if config.experts and not family.joins_experts:
+        weights = JoinedExperts(weights, config.experts)
     if config.tied and head in tensors:
         # The files decide, not the config: a head that differs from the embedding is not tied.
         config = replace(config, tied=_same_matrix(weights, "embed", "head"))

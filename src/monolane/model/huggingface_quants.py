@@ -64,6 +64,8 @@ class Scheme:
             return None
         config = found if isinstance(found, dict) else {}
         method = config.get("quant_method")
+        if method == "mxfp4" and settings.get("model_type") == "gpt_oss":
+            return None  # the names of its tensors say what is quantised (families/gpt_oss.py)
         bits = config.get("bits", 4 if method == "awq" else None)
         kind: object = "float" if method == "fp8" else "int"
         if method == "compressed-tensors":

@@ -10,6 +10,8 @@ from monolane.errors import ModelFileError
 from monolane.model.chat import ChatTemplate, chat_template_from_folder
 from monolane.model.config import ModelConfig
 from monolane.model.data_file import is_there
+from monolane.model.families.experts import JoinedExperts
+from monolane.model.families.gpt_oss import GptOssWeights
 from monolane.model.format import FormatOf, all_bf16
 from monolane.model.generation_config import SuggestedSampling, sampling_of_config, sampling_of_metadata
 from monolane.model.gguf_weights import file_type, open_gguf
@@ -23,7 +25,7 @@ from monolane.model.weights import Weights, check_weights
 from monolane.progress import Progress
 
 # The tokens that end an answer in the chat formats of the supported families. A GGUF file often names another one.
-_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|return|>", "<|call|>")
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def _load_folder(folder: Path, progress: Progress | None) -> Model:
     _check_vocabulary(tokenizer, config, folder)
     chat = chat_template_from_folder(folder, tokenizer_config)
     stops = _folder_ends(folder, config, tokenizer)
-    dtype = weights.dtype if isinstance(weights, QuantisedFolder) else "bf16"
+    stored = weights.stored if isinstance(weights, JoinedExperts) else weights
+    dtype = stored.dtype if isinstance(stored, QuantisedFolder | GptOssWeights) else "bf16"
     sampling = sampling_of_config(_read_if_there(folder / "generation_config.json"), folder / "generation_config.json")
     return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops), dtype, sampling)
 

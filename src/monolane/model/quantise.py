@@ -3,7 +3,8 @@
 Groups of 32 columns have an fp16 scale; 4-bit ones also a minimum. Codes, scale and minimum minimise the squared
 error of a group: from the codes the best scale and minimum follow by least squares, and from these the nearest codes,
 by turns. The head and the embedding stay at 8 bits in a 4-bit model: they are a small part of it, and the most
-sensitive one. Matrices that are stored in low-bit formats stay as they are.
+sensitive one. Matrices that are stored in low-bit formats stay as they are, and so do routers: another choice of
+experts is a large error.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class QuantisedWeights:
 
     def format(self, name: str) -> Format:
         stored = self.stored.format(name)
-        if stored.is_low_bit:
+        if stored.is_low_bit or name.endswith("router"):
             return stored
         return Q8 if self._kind == "q8" or name in ("embed", "head") else Q4
 

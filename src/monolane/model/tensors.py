@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,7 +145,7 @@ class StoredWeights:
         self._file_name = file_name
         self._interleaved_head = interleaved_head
         self._matrices = [tensor for tensor in tensors.values() if len(tensor.shape) == 2]
-        self._formats: dict[str, Format] = {}
+        self._held: dict[tuple[Path, int], bool] = {}  # whether a format of ours holds a tensor
 
     @functools.cached_property
     def identity(self) -> str:
@@ -171,14 +172,19 @@ class StoredWeights:
 
     @property
     def widened(self) -> tuple[str, ...]:
-        stored = {t.format.name for t in self._matrices if t.format.block > 1 and not t.is_held()}
+        stored = {t.format.name for t in self._matrices if t.format.block > 1 and not self._is_held(t)}
         return tuple(sorted(stored))
 
     def format(self, name: str) -> Format:
-        if name not in self._formats:
-            tensor = self._tensor(name)
-            self._formats[name] = tensor.format.format if tensor.is_held() else formats.BF16
-        return self._formats[name]
+        tensor = self._tensor(name)
+        return tensor.format.format if self._is_held(tensor) else formats.BF16
+
+    def _is_held(self, tensor: StoredTensor) -> bool:
+        """Remembered, because some types have to be read for it."""
+        place = (tensor.file.path, tensor.offset)
+        if place not in self._held:
+            self._held[place] = tensor.is_held()
+        return self._held[place]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensor(name).shape

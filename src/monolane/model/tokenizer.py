@@ -7,14 +7,16 @@ before it.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from monolane.errors import ModelFileError, UsageError
+from monolane.model.detokenize import TokenStream
+from monolane.model.harmony import HarmonyStream, speaks_harmony
 from monolane.model.spelling import Spelling
 
 _REFETCH = "Fetch the model again, or take tokenizer.json from the model's own repository."
@@ -92,9 +94,13 @@ class Tokenizer:
     def stream(self, prompt: Sequence[int] = ()) -> TokenStream:
         """A detokenizer for the answer to a prompt. Its texts together are the text that ``decode`` of prompt and
         answer has after that of the prompt alone."""
-        stream = TokenStream(self, skip_special=True)
+        stream = HarmonyStream(self) if self._speaks_harmony else TokenStream(self, skip_special=True)
         stream.follow(prompt)
         return stream
+
+    @cached_property
+    def _speaks_harmony(self) -> bool:
+        return speaks_harmony(self)
 
     def token_id(self, text: str) -> int | None:
         """The id of the token with exactly this string in the vocabulary; None where there is none."""
@@ -148,44 +154,6 @@ class Tokenizer:
                 special_tokens.append({"id": name, "ids": [token_id], "tokens": [token]})
         parts.insert(1 if "bos" in parts else 0, "$A")
         self._backend.post_processor = TemplateProcessing(single=parts, pair=None, special_tokens=special_tokens)
-
-
-class TokenStream:
-    """Detokenizes one answer as its tokens arrive, in constant time per token."""
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._spaces_to_drop = tokenizer.leading_spaces_dropped
-
-    def follow(self, prompt: Sequence[int]) -> None:
-        """Continue after a prompt. The encoder adds spaces only at the start of the whole text, so once the prompt has
-        any text, a space before the answer is the model's own and is kept."""
-        for token in prompt:
-            if not self._spaces_to_drop:
-                break
-            self._visible_bytes([token])
-
-    def push(self, ids: Sequence[int]) -> str:
-        """The text that these ids complete. The bytes of an incomplete character are kept for the next call."""
-        return self._utf8.decode(self._visible_bytes(ids))
-
-    def _visible_bytes(self, ids: Sequence[int]) -> bytes:
-        tokenizer = self._tokenizer
-        kept = [i for i in ids if not (self._skip_special and tokenizer.is_special(i))]
-        data = b"".join([tokenizer.token_bytes(i) for i in kept])
-        while self._spaces_to_drop and data:
-            if data.startswith(b" "):
-                data = data[1:]
-                self._spaces_to_drop -= 1
-            else:
-                self._spaces_to_drop = 0
-        return data
-
-    def flush(self) -> str:
-        """The rest after the last token: U+FFFD for an incomplete character, usually nothing."""
-        return self._utf8.decode(b"", final=True)
 
 
 def special_tokens_of(tokenizer_config: Mapping[str, object]) -> dict[str, str]:

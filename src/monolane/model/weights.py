@@ -7,6 +7,14 @@ All families use the same names, so no other package knows the names in checkpoi
     layers.N.{q, k, v, o, gate, up, down}.bias   where the family has them
     layers.N.{q_norm, k_norm}                    where the family has them
     layers.N.{q, k, v, o, gate, up, down}.order  where the matrix is ordered (model/format.py)
+    layers.N.sinks                               where the family has them
+
+A layer with experts has, instead of gate, up and down:
+
+    layers.N.router, layers.N.experts.{gate, up, down}, each also with .bias
+    layers.N.shared_router, layers.N.shared.{gate, up, down}   where there is a shared expert
+
+A matrix or bias of experts has the rows of all of them, one expert after the other.
 """
 
 from __future__ import annotations
@@ -86,29 +94,50 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
     yield "final_norm", (norm,)
     if not config.tied:
         yield "head", (config.vocab, config.hidden * (lanes.count if lanes and lanes.head == "lane" else 1))
-    sizes = {
+    attention = {
         "q": (config.q_size, config.hidden),
         "k": (config.kv_size, config.hidden),
         "v": (config.kv_size, config.hidden),
         "o": (config.hidden, config.q_size),
-        "gate": (config.ffn, config.hidden),
-        "up": (config.ffn, config.hidden),
-        "down": (config.hidden, config.ffn),
     }
     biased = {"q", "k", "v"} if config.qkv_bias else set()
     biased |= {"o"} if config.o_bias else set()
     biased |= {"gate", "up", "down"} if config.mlp_bias else set()
+    biased |= {"router", *_feed_forward("experts.", 0, 0)} if config.experts and config.experts.biased else set()
     for layer in range(config.layers):
+        sizes = attention | _feed_forward_sizes(config, layer)
         prefix = f"layers.{layer}."
         yield prefix + "attn_norm", (norm,)
         yield prefix + "ffn_norm", (norm,)
         if config.qk_norm:
             yield prefix + "q_norm", (config.head_dim,)
             yield prefix + "k_norm", (config.head_dim,)
+        if config.sinks:
+            yield prefix + "sinks", (config.heads,)
         for name, shape in sizes.items():
             yield prefix + name, shape
             if name in biased:
                 yield f"{prefix}{name}.bias", shape[:1]
+
+
+def _feed_forward_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
+    experts = config.experts
+    if experts is None or not experts.layers[layer]:
+        return _feed_forward("", config.ffn, config.hidden)
+    sizes = {"router": (experts.count, config.hidden)}
+    sizes |= _feed_forward("experts.", experts.ffn, config.hidden, experts.count)
+    if experts.shared_ffn:
+        sizes["shared_router"] = (1, config.hidden)
+        sizes |= _feed_forward("shared.", experts.shared_ffn, config.hidden)
+    return sizes
+
+
+def _feed_forward(prefix: str, ffn: int, hidden: int, count: int = 1) -> dict[str, tuple[int, int]]:
+    return {
+        f"{prefix}gate": (count * ffn, hidden),
+        f"{prefix}up": (count * ffn, hidden),
+        f"{prefix}down": (count * hidden, ffn),
+    }
 
 
 def check_weights(config: ModelConfig, weights: Weights) -> None:

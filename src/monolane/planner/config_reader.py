@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from monolane.errors import UnsupportedModelError
 from monolane.model.families.laneformer import broadcast_delay, lane_windows
-from monolane.model.families.shared import (
+from monolane.model.families.limits import (
     CONTEXT_LIMIT,
     FFN_LIMIT,
     HEAD_DIM_LIMIT,
@@ -14,9 +14,8 @@ from monolane.model.families.shared import (
     HIDDEN_LIMIT,
     LAYERS_LIMIT,
     VOCAB_LIMIT,
-    layer_windows,
-    read_window,
 )
+from monolane.model.families.shared import layer_windows, read_window
 from monolane.model.settings import Settings
 from monolane.planner.feedforward import Dense, Experts
 from monolane.planner.mixers import CompressedAttention, GroupedAttention, LatentAttention, LinearAttention

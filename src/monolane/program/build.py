@@ -1,13 +1,13 @@
-"""Builds the program of a model from its config: five stages per layer, whatever the family."""
+"""Builds the program of a model from its config: five stages per layer, or six where it has experts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
-from monolane.model.config import ModelConfig
+from monolane.model.config import SWIGLU, Experts, Gate, ModelConfig
 from monolane.model.format import BF16, Format, FormatOf, all_bf16
 from monolane.program.shard import Shard
 from monolane.program.stage import (
@@ -28,12 +28,15 @@ from monolane.program.stage import (
     Plain,
     Program,
     Project,
+    Routing,
     Sample,
+    Scoring,
     Splitting,
     Stage,
     Vector,
 )
 
+_SPOKEN = {"": "", "experts.": "", "shared.": "shared_"}  # what the name of a feed-forward stage begins with
 FIXED_SPLITS = Splitting(128)  # tokens: few enough to divide short contexts among workers, enough to merge cheaply
 
 
@@ -74,7 +77,7 @@ def build_program(
         Buffer("stream_b", config.hidden),
         Buffer("qkv", (shard.heads + 2 * shard.kv_heads) * config.head_dim),
         Buffer("partials", shard.heads * attention.partial_size, per_split=True),
-        Buffer("gated", shard.ffn),
+        *_feed_forward_buffers(shard),
         *(Buffer(stage.writes, width) for stage in stages if isinstance(stage, Combine)),
         Buffer("logits", config.vocab),
     )
@@ -89,6 +92,16 @@ def build_program(
         context=config.context,
         lanes=lanes,
     )
+
+
+def _feed_forward_buffers(shard: Shard) -> list[Buffer]:
+    experts = shard.config.experts
+    found = [] if experts and all(experts.layers) else [Buffer("gated", shard.ffn)]
+    if experts is not None:
+        found += [Buffer("routed", experts.count + bool(experts.shared_ffn))]
+        found += [Buffer("gated_experts", experts.chosen * experts.ffn)]
+        found += [Buffer("gated_shared", experts.shared_ffn)] if experts.shared_ffn else []
+    return found
 
 
 def _head(config: ModelConfig, head: Matrix) -> list[Stage]:
@@ -155,7 +168,7 @@ class _Layer:
             "o",
             self.number,
             o,
-            Merge(window),
+            Merge(window, self._vector("sinks", config.heads) if config.sinks else None),
             Output.RESIDUAL,
             reads="partials",
             writes="stream_b",
@@ -166,32 +179,77 @@ class _Layer:
         )
 
     def feed_forward(self) -> Iterator[Stage]:
-        config, lanes, ffn = self.config, self.config.lanes, self.shard.ffn
-        gate_up = self._matrix("gate_up", [("gate", ffn), ("up", ffn)], config.hidden, Arrangement.INTERLEAVE)
-        yield Project(
-            "gate_up",
+        experts = self.config.experts
+        if experts is None or not experts.layers[self.number]:
+            ffn = self.shard.ffn
+            yield self._gate_up("", ffn, "gated", self.config.mlp_bias)
+            yield self._down("", ffn, "gated", self.config.mlp_bias)
+            return
+        yield self._router(experts)
+        scoring = Scoring.CHOSEN_SOFTMAX if experts.normalised else Scoring.SOFTMAX
+        routing = Routing("routed", 0, experts.count, experts.chosen, scoring)
+        always = Routing("routed", experts.count, 1, 1, Scoring.SIGMOID)
+        yield self._gate_up("experts.", experts.ffn, "gated_experts", experts.biased, experts.gate, routing)
+        if experts.shared_ffn:
+            yield replace(
+                self._gate_up("shared.", experts.shared_ffn, "gated_shared", False, routing=always), continues=True
+            )
+        yield self._down("experts.", experts.ffn, "gated_experts", experts.biased, routing)
+        if experts.shared_ffn:
+            yield replace(
+                self._down("shared.", experts.shared_ffn, "gated_shared", False), residual="stream_a", continues=True
+            )
+
+    def _router(self, experts: Experts) -> Project:
+        """The logits of all experts and, where there is a shared one, its own."""
+        parts = [("router", experts.count)] + ([("shared_router", 1)] if experts.shared_ffn else [])
+        router = self._matrix("router", parts, self.config.hidden)
+        norm = self._norm("ffn_norm", self.config.hidden)
+        bias = self._bias(router, experts.biased)
+        return Project("router", self.number, router, norm, Output.STORE, reads="stream_b", writes="routed", bias=bias)
+
+    def _gate_up(
+        self,
+        kind: str,
+        ffn: int,
+        writes: str,
+        is_biased: bool,
+        gate: Gate = SWIGLU,
+        routing: Routing | None = None,
+    ) -> Project:
+        """``kind``: what the names of the matrices begin with."""
+        parts, count = [(f"{kind}gate", ffn), (f"{kind}up", ffn)], routing.count if routing else 1
+        gate_up = self._matrix(f"{kind}gate_up", parts, self.config.hidden, Arrangement.INTERLEAVE, count)
+        return Project(
+            f"{_SPOKEN[kind]}gate_up",
             self.number,
             gate_up,
-            self._norm("ffn_norm", config.hidden),
+            self._norm("ffn_norm", self.config.hidden),
             Output.GATE,
             reads="stream_b",
-            writes="gated",
-            bias=self._bias(gate_up, config.mlp_bias),
-            order=self._order(gate_up, "gate"),
+            writes=writes,
+            bias=self._bias(gate_up, is_biased),
+            order=self._order(gate_up, f"{kind}gate"),
+            gate=gate,
+            routing=routing,
         )
-        down = self._matrix("down", [("down", config.hidden)], ffn)
-        yield Project(
-            "down",
+
+    def _down(self, kind: str, ffn: int, reads: str, is_biased: bool, routing: Routing | None = None) -> Project:
+        lanes, count = self.config.lanes, routing.count if routing else 1
+        down = self._matrix(f"{kind}down", [(f"{kind}down", self.config.hidden)], ffn, experts=count)
+        return Project(
+            f"{_SPOKEN[kind]}down",
             self.number,
             down,
             Plain(),
             Output.RESIDUAL,
-            reads="gated",
+            reads=reads,
             writes="stream_a",
             residual="stream_b",
-            bias=self._bias(down, config.mlp_bias),
-            order=self._order(down, "down"),
+            bias=self._bias(down, is_biased),
+            order=self._order(down, f"{kind}down"),
             exchange=_exchange(self.shard, self.number, lanes is None or lanes.exchanges_mlp),
+            routing=routing,
         )
 
     def _qkv(self) -> Iterator[Stage]:
@@ -219,22 +277,29 @@ class _Layer:
             first_row += rows.rows
 
     def _matrix(
-        self, name: str, parts: list[tuple[str, int]], cols: int, arrangement: Arrangement = Arrangement.STACK
+        self,
+        name: str,
+        parts: list[tuple[str, int]],
+        cols: int,
+        arrangement: Arrangement = Arrangement.STACK,
+        experts: int = 1,
     ) -> Matrix:
         named = tuple((self.prefix + part, rows) for part, rows in parts)
         format = self._format(*(part for part, _ in parts))
-        return Matrix(self.prefix + name, named, cols, arrangement, format)
+        return Matrix(self.prefix + name, named, cols, arrangement, format, experts)
 
     def _in_layers(self, *parts: str) -> list[Format]:
-        """The format of a matrix made of these parts, in every layer."""
-        layers = range(self.config.layers)
+        """The format of a matrix made of these parts, in every layer that has them."""
+        of_attention, of_dense = parts[0] in ("q", "k", "v", "o"), parts[0] in ("gate", "up", "down")
+        layers = [i for i in range(self.config.layers) if of_attention or of_dense != self.config.has_experts(i)]
         return [common_format([f"layers.{i}.{part}" for part in parts], self.formats) for i in layers]
 
     def _format(self, *parts: str) -> Format:
         """The same in this layer. All layers have an order of their own, or none: they are alike."""
-        everywhere = self._in_layers(*parts)
-        here, in_all = everywhere[self.number], all(format.ordered for format in everywhere)
-        return BF16 if here.ordered and not in_all else here
+        here = common_format([self.prefix + part for part in parts], self.formats)
+        if not here.ordered:
+            return here
+        return here if all(format.ordered for format in self._in_layers(*parts)) else BF16
 
     def _order(self, matrix: Matrix, first: str) -> Vector | None:
         """``first``: the part whose order is that of all."""
@@ -244,11 +309,14 @@ class _Layer:
     def _bias(self, matrix: Matrix, present: bool) -> Vector | None:
         if not present:
             return None
-        parts = tuple((f"{name}.bias", rows) for name, rows in matrix.parts)
+        parts = tuple((f"{name}.bias", matrix.experts * rows) for name, rows in matrix.parts)
         return Vector(f"{matrix.name}.bias", parts, matrix.arrangement)
 
     def _norm(self, name: str, size: int) -> Norm:
-        return Norm(Vector(self.prefix + name, ((self.prefix + name, size),)), self.config.norm_eps)
+        return Norm(self._vector(name, size), self.config.norm_eps)
+
+    def _vector(self, name: str, size: int) -> Vector:
+        return Vector(self.prefix + name, ((self.prefix + name, size),))
 
 
 def common_format(names: list[str], formats: FormatOf) -> Format:

@@ -57,7 +57,8 @@ def reads_of(stage: Stage) -> set[str]:
         case Embed():
             return set()
         case Project():
-            return {stage.reads} | ({stage.residual} if stage.residual else set())
+            others = {stage.residual, stage.routing.reads if stage.routing else None}
+            return {stage.reads} | {name for name in others if name is not None}
         case Attend() | Combine() | Sample():
             return {stage.reads}
 
@@ -94,7 +95,7 @@ def _sizes(program: Program) -> Iterator[str]:
         elif isinstance(stage, Project):
             yield from _project_sizes(program, stage, sizes, where)
             merged = isinstance(stage.input, Merge)
-            expected = stage.matrix.cols
+            expected = stage.matrix.cols * (stage.chosen if stage.output is Output.RESIDUAL else 1)
             actual = shape.heads * shape.head_dim if merged else sizes[stage.reads]
         else:
             expected, actual = program.vocab, sizes[stage.reads]
@@ -105,16 +106,20 @@ def _sizes(program: Program) -> Iterator[str]:
 
 
 def _project_sizes(program: Program, stage: Project, sizes: dict[str, int], where: str) -> Iterator[str]:
-    outputs = stage.matrix.rows // 2 if stage.output is Output.GATE else stage.matrix.rows
+    outputs = stage.outputs * (stage.chosen if stage.output is Output.GATE else 1)
     place = program.stages.index(stage)
     before, after = program.stages[place - 1], program.stages[place + 1]
-    if stage.continues and not (
-        isinstance(before, Project)
-        and (before.input, before.output, before.reads, before.writes) == (stage.input, stage.output, *_buffers(stage))
-        and stage.output is Output.STORE
-        and stage.first_row == before.first_row + before.matrix.rows
-    ):
+    if stage.continues and not (isinstance(before, Project) and _continues_rightly(stage, before)):
         yield f"{where}: continues a stage that has another input or output, or ends at another row"
+    if (stage.routing.count if stage.routing else 1) != stage.matrix.experts:
+        yield f"{where}: its routing is that of another number of experts than its matrix has"
+    if stage.routing and not (
+        1 <= stage.routing.chosen <= stage.routing.count
+        and stage.routing.first + stage.routing.count <= sizes[stage.routing.reads]
+    ):
+        yield f"{where}: its routing chooses from logits that are not in {stage.routing.reads!r}"
+    if stage.routing and stage.output not in (Output.GATE, Output.RESIDUAL):
+        yield f"{where}: experts make activations or add to the residual stream, and nothing else"
     if not stage.continues and stage.first_row:
         yield f"{where}: begins at row {stage.first_row} of its output, and continues no stage"
     if stage.output is Output.LOGITS and outputs * program.lanes - program.lanes < sizes[stage.writes]:
@@ -130,7 +135,8 @@ def _project_sizes(program: Program, stage: Project, sizes: dict[str, int], wher
         yield f"{where}: a residual buffer belongs to a residual output, and only there"
     if stage.residual and sizes[stage.residual] != outputs:
         yield f"{where}: makes {outputs} elements, but adds to {sizes[stage.residual]}"
-    if stage.bias and (stage.bias.size, stage.bias.arrangement) != (stage.matrix.rows, stage.matrix.arrangement):
+    biased = stage.matrix.experts * stage.matrix.rows, stage.matrix.arrangement
+    if stage.bias and (stage.bias.size, stage.bias.arrangement) != biased:
         yield f"{where}: its bias is not arranged like its rows"
     if (stage.order is not None) != stage.matrix.format.ordered:
         yield f"{where}: an order belongs to an ordered matrix, and only there"
@@ -143,8 +149,18 @@ def _project_sizes(program: Program, stage: Project, sizes: dict[str, int], wher
         yield f"{where}: a gate needs gate and up rows interleaved, and nothing else does"
 
 
-def _buffers(stage: Project) -> tuple[str, str]:
-    return stage.reads, stage.writes
+def _continues_rightly(stage: Project, before: Project) -> bool:
+    """Whether a stage needs no hand-off after the one before it: it makes the next rows of the same output, or
+    activations of the same input, or it adds to the rows of the residual stream that the same worker has just
+    written."""
+    same_input = (before.input, before.reads, before.output) == (stage.input, stage.reads, stage.output)
+    if stage.output is Output.STORE:
+        follows = stage.first_row == before.first_row + before.matrix.rows
+        return same_input and before.writes == stage.writes and follows
+    if stage.output is Output.GATE:
+        return same_input and before.writes != stage.writes and not stage.first_row
+    same_output = stage.output is before.output is Output.RESIDUAL
+    return same_output and stage.residual == stage.writes == before.writes
 
 
 def _weights_once(program: Program) -> Iterator[str]:
@@ -189,7 +205,8 @@ def _tapes_contiguous(plan: Plan) -> Iterator[str]:
     for worker, tape in enumerate(plan.segments):
         end = 0
         for segment, stage in zip(tape, plan.program.projections, strict=False):
-            if segment.offset != end or segment.size != segment.tiles * plan.layout.tile_bytes(stage):
+            size = stage.matrix.experts * segment.tiles * plan.layout.tile_bytes(stage)
+            if segment.offset != end or segment.size != size:
                 yield f"worker {worker}, {_label(stage)}: its tape has a gap or a wrong size at byte {end}"
             end = segment.offset + segment.size
 
@@ -207,9 +224,9 @@ def _residual_owners(plan: Plan) -> Iterator[str]:
 
 
 def _balance(plan: Plan) -> Iterator[str]:
-    """Tapes differ by less than one tile per stage on average."""
-    allowed = sum(plan.layout.tile_bytes(stage) for stage in plan.program.projections)
-    spread = max(plan.tape_bytes) - min(plan.tape_bytes)
+    """What workers stream differs by less than one tile per stage (and chosen expert) on average."""
+    allowed = sum(stage.chosen * plan.layout.tile_bytes(stage) for stage in plan.program.projections)
+    spread = max(plan.streamed_bytes) - min(plan.streamed_bytes)
     if spread >= allowed:
         yield f"tapes differ by {spread} bytes, one tile per stage ({allowed} bytes) or more"
 

@@ -23,13 +23,17 @@ COLOURS = {  # of stages, the same in every picture
     "v": "#9ecae9",
     "attend": "#e45756",
     "o": "#72b7b2",
+    "router": "#ff9da6",
     "gate_up": "#f58518",
+    "shared_gate_up": "#f9b27c",
     "down": "#eeca3b",
+    "shared_down": "#f3dd84",
     "combine": "#bab0ac",
     "head": "#b279a2",
     "sample": "#54a24b",
 }
-PARTS = {"gate_up": "ffn", "down": "ffn", "head": "head"}  # of stages; the others are of attention
+FEED_FORWARD = ("router", "gate_up", "shared_gate_up", "down", "shared_down")
+PARTS = dict.fromkeys(FEED_FORWARD, "ffn") | {"head": "head"}  # of stages; the others are of attention
 OTHER_COLOUR = "#888888"
 MOST_LISTED = 32  # tapes that the report lists, one per line
 PICTURE_FORMATS = (".svg", ".png", ".pdf")
@@ -44,7 +48,7 @@ def report(plan: Plan, context: int, shard_notes: Sequence[str] = ()) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     even = plan.bytes_per_token / plan.workers
-    above, below = max(plan.tape_bytes) / even - 1, 1 - min(plan.tape_bytes) / even
+    above, below = max(plan.streamed_bytes) / even - 1, 1 - min(plan.streamed_bytes) / even
     halved = f" ({layout.tile_rows // 2} for the residual stream)" if layout.halves_residual else ""
     listed = plan.workers if plan.workers <= MOST_LISTED else 0
     lanes = program.lanes
@@ -56,6 +60,7 @@ def report(plan: Plan, context: int, shard_notes: Sequence[str] = ()) -> str:
         *divided,
         f"{len(program.stages)} stages, {program.handoffs} hand-offs",
         f"{lanes * plan.bytes_per_token / MEGA:,.1f} MB streamed per token: {_by_part(plan)}",
+        *_resident(plan),
         f"cache: {cache:,} bytes per token, {full_cache:,.1f} MB for {context:,} tokens",
         f"attention: {_splitting(program.attention.splitting)}",
         f"{plan.workers} worker(s){' per lane' if lanes > 1 else ''}, layout {layout.name}: "
@@ -71,11 +76,26 @@ def _by_part(plan: Plan) -> str:
     sizes, weights = Counter[str](), Counter[str]()
     for stage in plan.program.projections:
         part = PARTS.get(stage.name, "attention")
-        sizes[part] += plan.program.lanes * plan.layout.tiles(stage) * plan.layout.tile_bytes(stage)
-        weights[part] += plan.program.lanes * stage.matrix.rows * stage.matrix.cols
+        sizes[part] += plan.program.lanes * _streamed(plan, stage)
+        weights[part] += plan.program.lanes * stage.chosen * stage.matrix.rows * stage.matrix.cols
     return ", ".join(
         f"{part} {size / MEGA:,.1f} MB ({8 * size / weights[part]:.3g} bits per weight)" for part, size in sizes.items()
     )
+
+
+def _streamed(plan: Plan, stage: Project) -> int:
+    """Bytes of a stage's matrix that a token streams; of experts, those that are chosen."""
+    return stage.chosen * plan.layout.tiles(stage) * plan.layout.tile_bytes(stage)
+
+
+def _resident(plan: Plan) -> list[str]:
+    """What is in memory, where that is more than what a token streams."""
+    found = {(stage.chosen, stage.matrix.experts) for stage in plan.program.projections if stage.matrix.experts > 1}
+    return [
+        f"{plan.resident_bytes / MEGA:,.1f} MB in memory: a token uses {chosen} of {count} experts in each layer that "
+        "has them"
+        for chosen, count in found
+    ]
 
 
 def _splitting(splitting: Splitting) -> str:
@@ -105,8 +125,10 @@ def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     if isinstance(stage, Project):
         format = stage.matrix.format
         bits = f" ({format.bits:.3g} bits)" if format.is_low_bit else ""
-        matrix = f"{stage.matrix.rows} x {stage.matrix.cols} {format.name}{bits}{' ordered' * format.ordered}"
-        size = f"{plan.layout.tiles(stage) * plan.layout.tile_bytes(stage) / MEGA:.2f}"
+        experts = f"{stage.chosen} of {stage.matrix.experts} x " if stage.matrix.experts > 1 else ""
+        shape = f"{experts}{stage.matrix.rows} x {stage.matrix.cols}"
+        matrix = f"{shape} {format.name}{bits}{' ordered' * format.ordered}"
+        size = f"{_streamed(plan, stage) / MEGA:.2f}"
         prepared = "norm" if isinstance(stage.input, Norm) else "merge" if isinstance(stage.input, Merge) else ""
         lanes = _exchanged(stage, plan.program.lanes)
     return stage.name, matrix, size, prepared, " ".join(sorted(reads_of(stage))), " ".join(writes_of(stage)), lanes

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from monolane.model.config import Gate
 from monolane.model.format import groups_of
 from monolane.model.weights import from_bf16, to_bf16
 from monolane.program import tiles
 from monolane.program.activations import rounded
+from monolane.program.route import choose
 from monolane.program.stage import (
     PASS_ROWS,
     Attend,
@@ -25,6 +27,7 @@ from monolane.program.stage import (
     Norm,
     Output,
     Project,
+    Routing,
     Sample,
     first_seen,
 )
@@ -166,11 +169,11 @@ class _Lane:
                 return self.normed(self.buffers[stage.reads][:, 0], stage.input)
             case Merge():
                 assert positions is not None
-                return self._merged(stage.reads, positions, stage.input.window)
+                return self._merged(stage.reads, positions, stage.input)
             case _:
                 return self.buffers[stage.reads][:, 0]
 
-    def _rows(self, stage: Project, index: int, x: Floats) -> Floats:
+    def _rows(self, stage: Project, index: int, x: Floats, expert: int = 0) -> Floats:
         """Dot products with all rows of the matrix, each row read from the tape of the worker that owns it.
 
         The input of a matrix of integers is rounded to integers. Kernels add products of integers, which is exact; here
@@ -181,21 +184,43 @@ class _Lane:
         inputs = rounded(x) if stage.matrix.format.is_integer else x
         shares = []
         for worker in range(self.plan.workers):
-            matrix = self.plan.layout.values(self.tape.segment(worker, index), stage)
+            matrix = self.plan.layout.values(self.tape.experts(worker, index)[expert], stage)
             shares.append((inputs @ matrix.T.astype(inputs.dtype)).astype(np.float32))
-        y: Floats = np.concatenate(shares, 1)[:, : stage.matrix.rows]
-        return y + self.tape.constants.vector(stage.bias) if stage.bias else y
+        return np.concatenate(shares, 1)[:, : stage.matrix.rows]
+
+    def _bias(self, stage: Project, expert: int = 0) -> Floats:
+        if stage.bias is None:
+            return np.zeros(stage.matrix.rows, np.float32)
+        return self.tape.constants.vector(stage.bias)[expert * stage.matrix.rows :][: stage.matrix.rows]
 
     def project(self, stage: Project, index: int, positions: NDArray[np.int64]) -> Floats:
-        y = self._rows(stage, index, self._prepared(stage, positions))
-        if stage.output is Output.GATE:
-            gate, up = y[:, 0::2], y[:, 1::2]
-            y = gate / (1 + np.exp(-gate)) * up
-        return y
+        x = self._prepared(stage, positions)
+        if stage.routing is not None:
+            return self._experts(stage, stage.routing, index, x)
+        y = self._rows(stage, index, x) + self._bias(stage)
+        return _gated(stage.gate, y) if stage.output is Output.GATE else y
+
+    def _experts(self, stage: Project, routing: Routing, index: int, x: Floats) -> Floats:
+        """Each expert is visited once, for all rows of the pass that have chosen it. The input of a sum over experts
+        has been multiplied with their weights before; biases have not."""
+        experts, weights = choose(routing, self.buffers[routing.reads][:, 0])
+        is_sum = stage.output is Output.RESIDUAL
+        made = np.zeros((len(x), 1 if is_sum else routing.chosen, stage.outputs), np.float32)
+        for expert in np.unique(experts):
+            rows, places = np.nonzero(experts == expert)
+            weight, bias = weights[rows, places, None], self._bias(stage, expert)
+            if is_sum:
+                inputs = x.reshape(len(x), routing.chosen, -1)[rows, places]
+                made[rows, 0] += self._rows(stage, index, inputs, expert) + weight * bias
+            else:
+                made[rows, places] = weight * _gated(stage.gate, self._rows(stage, index, x[rows], expert) + bias)
+        return made.reshape(len(x), -1)
 
     def logits(self, stage: Project, index: int, rows: slice) -> Floats:
         x = self._prepared(stage, None)[rows]
-        return self._rows(stage, index, x) if len(x) else np.zeros((0, stage.matrix.rows), np.float32)
+        return (
+            self._rows(stage, index, x) + self._bias(stage) if len(x) else np.zeros((0, stage.matrix.rows), np.float32)
+        )
 
     def attend(self, stage: Attend, positions: NDArray[np.int64]) -> None:
         shape = self.program.attention
@@ -219,15 +244,18 @@ class _Lane:
                     partial[0], partial[1] = highest, weights.sum()
                     partial[2:] = weights @ values[head // shape.group, seen]
 
-    def _merged(self, buffer: str, positions: NDArray[np.int64], window: int | None) -> Floats:
-        """The output of attention: the partial results of the splits, scaled to a common row max and added."""
+    def _merged(self, buffer: str, positions: NDArray[np.int64], merge: Merge) -> Floats:
+        """The output of attention: the partial results of the splits, scaled to a common row max and added. A sink is
+        part of the row sum only."""
         shape = self.program.attention
+        sinks = self.tape.constants.vector(merge.sinks) if merge.sinks else np.full(shape.heads, -np.inf, np.float32)
         partials = self.buffers[buffer].reshape(len(positions), -1, shape.heads, shape.partial_size)
         out = np.empty((len(positions), shape.heads, shape.head_dim), np.float32)
         for row, position in enumerate(positions):
-            made = partials[row, shape.splits_seen(int(position), window)]
-            weights = np.exp(made[:, :, 0] - made[:, :, 0].max(0))
-            total = (weights * made[:, :, 1]).sum(0)
+            made = partials[row, shape.splits_seen(int(position), merge.window)]
+            highest = np.maximum(made[:, :, 0].max(0), sinks)
+            weights = np.exp(made[:, :, 0] - highest)
+            total = (weights * made[:, :, 1]).sum(0) + np.exp(sinks - highest)
             out[row] = (weights[:, :, None] * made[:, :, 2:]).sum(0) / total[:, None]
         return out.reshape(len(positions), -1)
 
@@ -247,6 +275,16 @@ class _Lane:
     def _stored(self, x: Floats) -> Floats:
         """A key or value as the KV cache stores it."""
         return from_bf16(to_bf16(x)) if self.program.attention.cache_format == "bf16" else x
+
+
+def _gated(gate: Gate, y: Floats) -> Floats:
+    """The gated activation of rows in which gate and up take turns."""
+    gates, ups = y[:, 0::2], y[:, 1::2]
+    if gate.limit is not None:
+        limit = np.float32(gate.limit)
+        gates, ups = np.minimum(gates, limit), np.clip(ups, -limit, limit)
+    activated: Floats = gates / (1 + np.exp(np.float32(-gate.slope) * gates)) * (ups + np.float32(gate.shift))
+    return activated
 
 
 def _sum(parts: Sequence[Floats]) -> Floats:

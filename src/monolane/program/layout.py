@@ -42,6 +42,7 @@ class Layout:
         return self.k_block * self.tile_rows // self.rows(stage)
 
     def tiles(self, stage: Project) -> int:
+        """Tiles of the matrix, or of each of its experts."""
         return -(-stage.matrix.rows // self.rows(stage))
 
     def padded_cols(self, stage: Project) -> int:

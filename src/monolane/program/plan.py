@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,9 +19,9 @@ class Segment:
 
     stage: int  # index into the program's projections
     first_tile: int
-    tiles: int
+    tiles: int  # of each expert, where the matrix has several; all tiles of an expert follow each other on the tape
     offset: int
-    size: int
+    size: int  # of all experts
 
 
 @dataclass(frozen=True)
@@ -33,24 +35,52 @@ class Plan:
 
     @cached_property
     def tape_bytes(self) -> tuple[int, ...]:
+        """What each worker has in memory."""
         return tuple(sum(segment.size for segment in tape) for tape in self.segments)
+
+    @cached_property
+    def streamed_bytes(self) -> tuple[int, ...]:
+        """What each worker reads for one decoded token: of a matrix with experts, those that are chosen."""
+        chosen = [(stage.chosen, stage.matrix.experts) for stage in self.program.projections]
+        return tuple(sum(s.size * chosen[s.stage][0] // chosen[s.stage][1] for s in tape) for tape in self.segments)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of weights that all workers together have in memory."""
+        return sum(self.tape_bytes)
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of weights that all workers together stream for one decoded token."""
-        return sum(self.tape_bytes)
+        return sum(self.streamed_bytes)
+
+    def owners(self, stage: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """(worker, its first tile, its last tile + 1) of tiles [first, last) of a projection."""
+        begins = self._begins[stage]
+        worker = bisect_right(begins, first) - 1
+        while worker < self.workers and begins[worker] < last:
+            segment = self.segments[worker][stage]
+            start, stop = max(first, segment.first_tile), min(last, segment.first_tile + segment.tiles)
+            if start < stop:
+                yield worker, start, stop
+            worker += 1
+
+    @cached_property
+    def _begins(self) -> tuple[tuple[int, ...], ...]:
+        """The first tile of every worker: [projection][worker]"""
+        return tuple(tuple(segment.first_tile for segment in column) for column in zip(*self.segments, strict=True))
 
     def locate(self, stage: int, tile: int) -> tuple[int, int]:
         """(worker, byte offset on its tape) of one tile of a projection."""
-        for worker, tape in enumerate(self.segments):
-            segment = tape[stage]
-            if segment.first_tile <= tile < segment.first_tile + segment.tiles:
-                return worker, segment.offset + (tile - segment.first_tile) * (segment.size // segment.tiles)
+        for worker, _, _ in self.owners(stage, tile, tile + 1):
+            segment = self.segments[worker][stage]
+            return worker, segment.offset + (tile - segment.first_tile) * (segment.size // segment.tiles)
         raise IndexError(f"stage {stage} has no tile {tile}")
 
 
 def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0) -> Plan:
-    """Divide every matrix into runs of tiles, one per worker, so that all tapes stay equally long from stage to stage.
+    """Divide every matrix into runs of tiles, one per worker, so that what workers stream stays equal from stage to
+    stage. Of a matrix with experts every worker has the same tiles of each expert, so any choice is as even.
 
     The matrices that write the residual stream are all divided in the same way, so that each row of the stream has one
     owner for the whole pass. The other matrices level what that leaves uneven: in each of them a worker may get
@@ -58,7 +88,7 @@ def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0
     """
     if workers < 1:
         raise ValueError("a plan needs at least one worker")
-    loads = [0] * workers
+    ends, loads = [0] * workers, [0] * workers  # bytes on the tape so far, and of these what a token streams
     segments: list[list[Segment]] = [[] for _ in range(workers)]
     residual_counts: dict[int, list[int]] = {}
     for index, stage in enumerate(program.projections):
@@ -66,11 +96,13 @@ def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0
         if stage.output is Output.RESIDUAL:
             counts = residual_counts.setdefault(tiles, _even(tiles, workers))
         else:
-            counts = _level(tiles, loads, tile_bytes, run_ahead)
+            counts = _level(tiles, loads, stage.chosen * tile_bytes, run_ahead)
         first = 0
         for worker, count in enumerate(counts):
-            segments[worker].append(Segment(index, first, count, loads[worker], count * tile_bytes))
-            loads[worker] += count * tile_bytes
+            size = stage.matrix.experts * count * tile_bytes
+            segments[worker].append(Segment(index, first, count, ends[worker], size))
+            ends[worker] += size
+            loads[worker] += stage.chosen * count * tile_bytes
             first += count
     return Plan(program, layout, workers, tuple(tuple(tape) for tape in segments))
 

@@ -11,6 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal
 
+from monolane.model.config import SWIGLU, Gate
 from monolane.model.format import BF16, Format
 
 PASS_ROWS = 16  # the most rows (token positions) of one pass; a tensor core's A operand has as many
@@ -26,20 +27,33 @@ class Arrangement(Enum):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A [rows, cols] matrix, made of one or more of the model's weights. ``parts``: (name of the weight, its rows)."""
+    """A [rows, cols] matrix, made of one or more of the model's weights. ``parts``: (name of the weight, its rows).
+
+    With several ``experts`` it is as many matrices of this size. A weight then has the rows of all experts, one expert
+    after the other, and ``parts`` have the number of those of one.
+    """
 
     name: str
     parts: tuple[tuple[str, int], ...]
     cols: int
     arrangement: Arrangement = Arrangement.STACK
     format: Format = BF16
+    experts: int = 1
 
     @property
     def rows(self) -> int:
         return sum(rows for _, rows in self.parts)
 
-    def part_rows(self, start: int, stop: int) -> list[tuple[str, int, int, slice]]:
-        """Where rows [start, stop) come from: (weight, its first row, its last row + 1, place in the result)."""
+    def part_rows(self, start: int, stop: int, expert: int = 0) -> list[tuple[str, int, int, slice]]:
+        """Where rows [start, stop) of an expert come from: (weight, its first row, its last row + 1, place in the
+        result)."""
+        before = {name: expert * rows for name, rows in self.parts}
+        return [
+            (name, before[name] + first, before[name] + last, where)
+            for name, first, last, where in self._part_rows(start, stop)
+        ]
+
+    def _part_rows(self, start: int, stop: int) -> list[tuple[str, int, int, slice]]:
         if self.arrangement is Arrangement.INTERLEAVE:
             count = len(self.parts)
             return [
@@ -57,7 +71,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Vector:
-    """A small fp32 vector that every worker reads: a norm's weight or a matrix's bias. Parts as in a matrix."""
+    """A small fp32 vector that every worker reads: a norm's weight or a matrix's bias. Parts as in a matrix, but with
+    the elements of all experts."""
 
     name: str
     parts: tuple[tuple[str, int], ...]
@@ -78,9 +93,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Merge:
-    """Input preparation: partial results of attention, merged over the splits in the window, in order of position."""
+    """Input preparation: partial results of attention, merged over the splits in the window, in order of position.
+    ``sinks``: one more logit of each head's softmax, which attends to nothing."""
 
     window: int | None
+    sinks: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +113,7 @@ class Output(Enum):
 
     STORE = "store"
     RESIDUAL = "residual"  # added to the residual stream
-    GATE = "gate"  # rows 2i and 2i+1 become silu(gate) * up
+    GATE = "gate"  # rows 2i and 2i+1 become one element: the gated activation of the stage's ``gate``
     LOGITS = "logits"  # stored, for those rows of the pass whose logits are needed
 
 
@@ -112,6 +129,32 @@ class Exchange:
 
     own: float = 1.0
     late: int | None = 0
+
+
+class Scoring(Enum):
+    """What makes weights of the logits of the chosen experts."""
+
+    SOFTMAX = "softmax"  # over all experts
+    CHOSEN_SOFTMAX = "softmax of chosen"  # over the chosen ones, whose weights sum to 1
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which of a matrix's experts a row of the pass uses, and with which weights: program/route.py defines the choice.
+    Every worker makes it for itself from the logits, which are elements ``first`` to ``first + count - 1`` of the
+    buffer ``reads``. Chosen experts are in order of their index.
+
+    A GATE output has the activations of the chosen experts one after the other, each multiplied with its expert's
+    weight. A RESIDUAL output has them as its input: the sum of what the chosen experts make of theirs, in that order,
+    and of their biases, each multiplied with its expert's weight.
+    """
+
+    reads: str
+    first: int
+    count: int
+    chosen: int
+    scoring: Scoring
 
 
 class Joining(Enum):
@@ -137,7 +180,9 @@ class Project:
 
     A matrix has one format. Where parts of a stage's matrix are stored in different ones (a file in Q4_K with v in
     Q6_K), the stage is several projections in a row: all but the first ``continues`` the one before. They have the same
-    input, write one after the other to the same buffer, and there is no hand-off between them.
+    input, write one after the other to the same buffer, and there is no hand-off between them. In the same way the
+    stages of a shared expert continue those of the others: with the same input and a buffer of its own, and then with
+    that buffer as the input, adding to the residual stream what the owner of its rows has just written.
     """
 
     name: str
@@ -153,6 +198,18 @@ class Project:
     exchange: Exchange | None = None  # of a residual output, where there are several lanes
     continues: bool = False
     first_row: int = 0  # of the output, in the buffer that it writes
+    gate: Gate = SWIGLU  # of a GATE output
+    routing: Routing | None = None
+
+    @property
+    def chosen(self) -> int:
+        """How many of the matrix's experts a row of the pass uses."""
+        return self.routing.chosen if self.routing else 1
+
+    @property
+    def outputs(self) -> int:
+        """Elements of the output, or of that of each chosen expert."""
+        return self.matrix.rows // 2 if self.output is Output.GATE else self.matrix.rows
 
 
 @dataclass(frozen=True)
@@ -301,18 +358,19 @@ class Program:
         return len(self.begun) - 1
 
     def vectors(self) -> tuple[Vector, ...]:
-        """Every constant vector, in order of first use."""
+        """Every constant vector, once, in order of first use."""
         found: list[Vector] = []
         for stage in self.stages:
             if isinstance(stage, Project):
                 found += [stage.input.weight] if isinstance(stage.input, Norm) and not stage.continues else []
+                found += [stage.input.sinks] if isinstance(stage.input, Merge) and stage.input.sinks else []
                 found += [stage.order] if stage.order and not stage.continues else []
                 found += [stage.bias] if stage.bias else []
             elif isinstance(stage, Combine):
                 found += [stage.norm.weight] if stage.norm else []
             elif isinstance(stage, Attend):
                 found += [norm.weight for norm in (stage.q_norm, stage.k_norm) if norm]
-        return tuple(found)
+        return tuple(dict.fromkeys(found))  # the norm before experts is also that before their router
 
     def cache_bytes(self, context: int) -> int:
         """Bytes of keys and values for that many positions, of one lane."""

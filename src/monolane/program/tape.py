@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ Advance = Callable[[int], None]  # called with the number of bytes just packed
 
 PACK_BYTES = 1 << 18  # of tape that one step packs: what it works on stays in the processor's L2 cache
 KEPT_BYTES = 16 << 20
+PENDING = 64  # steps that wait for each thread
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Tape:
         place = self.plan.segments[worker][stage]
         return self.workers[worker][place.offset : place.offset + place.size]
 
+    def experts(self, worker: int, stage: int) -> Bytes:
+        """One worker's bytes of each expert of a projection: [expert][byte]."""
+        count = self.plan.program.projections[stage].matrix.experts
+        return self.segment(worker, stage).reshape(count, -1)
+
 
 def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate, has_table: bool = True) -> Tape:
     """Allocate a tape and fill in its constants; the weights are still zero. ``has_table``: with the embedding table,
@@ -73,38 +81,57 @@ def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None) -> N
     # glibc gives larger blocks back to the system when they are freed, and the next ones come page by page: that was
     # more than half of the time. Once a block of this size has been freed, those up to it are kept.
     np.empty(KEPT_BYTES, np.uint8)
-    with ThreadPoolExecutor(os.cpu_count() or 1, "pack") as pool:
-        steps = [pool.submit(step) for step in _steps(tape, weights)]
-        try:
-            for step in steps:
-                done = step.result()
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(threads, "pack") as pool:
+        pending: deque[Future[int]] = deque()  # a model with experts has hundreds of thousands of steps
+
+        def finish(most: int) -> None:
+            """Wait until no more than so many steps are pending."""
+            while len(pending) > most:
+                done = pending.popleft().result()
                 if advance:
                     advance(done)
+
+        try:
+            for step in _steps(tape, weights):
+                pending.append(pool.submit(step))
+                finish(PENDING * threads)
+            finish(0)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
-    """The steps of packing, which are independent of each other; each returns the number of bytes it wrote."""
+    """The steps of packing, which are independent of each other; each returns the number of bytes it wrote. A step
+    packs consecutive tiles of a matrix, whichever workers have them: of an expert each of many workers may have a tile
+    or two."""
     plan, layout = tape.plan, tape.plan.layout
     for index, stage in enumerate(plan.program.projections):
-        tile_rows, tile_bytes = layout.rows(stage), layout.tile_bytes(stage)
+        tiles, tile_rows, tile_bytes = layout.tiles(stage), layout.rows(stage), layout.tile_bytes(stage)
         step_tiles = max(1, PACK_BYTES // tile_bytes)
-        for worker in range(plan.workers):
-            segment = plan.segments[worker][index]
-            for done in range(0, segment.tiles, step_tiles):
-                tiles = min(step_tiles, segment.tiles - done)
-                first = (segment.first_tile + done) * tile_rows
-                rows = (first, min(first + tiles * tile_rows, stage.matrix.rows))
-                start = segment.offset + done * tile_bytes
-                target = tape.workers[worker][start : start + tiles * tile_bytes]
+        # Expert by expert, so that of files that have to be read as a whole only some experts are in memory.
+        for expert, first in product(range(stage.matrix.experts), range(0, tiles, step_tiles)):
+            last = min(first + step_tiles, tiles)
 
-                def pack(stage: Project = stage, rows: tuple[int, int] = rows, target: Bytes = target) -> int:
-                    target[:] = layout.pack(matrix_rows(stage.matrix, weights, *rows), stage)
-                    return target.nbytes
+            def pack(
+                stage: Project = stage,
+                index: int = index,
+                expert: int = expert,
+                first: int = first,
+                last: int = last,
+                tile_rows: int = tile_rows,
+                tile_bytes: int = tile_bytes,
+            ) -> int:
+                rows = (first * tile_rows, min(last * tile_rows, stage.matrix.rows))
+                packed = layout.pack(matrix_rows(stage.matrix, weights, *rows, expert), stage)
+                for worker, start, stop in plan.owners(index, first, last):
+                    begin = (start - plan.segments[worker][index].first_tile) * tile_bytes
+                    mine = packed[(start - first) * tile_bytes : (stop - first) * tile_bytes]
+                    tape.experts(worker, index)[expert, begin : begin + mine.nbytes] = mine
+                return packed.nbytes
 
-                yield pack
+            yield pack
     if tape.table is not None and plan.program.table is not None:
         table, source = tape.table, plan.program.table
         step_rows = max(1, PACK_BYTES // table.shape[1])
@@ -119,9 +146,9 @@ def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
             yield copy
 
 
-def matrix_rows(matrix: Matrix, weights: Weights, start: int, stop: int) -> Bf16Bits | QuantRows:
+def matrix_rows(matrix: Matrix, weights: Weights, start: int, stop: int, expert: int = 0) -> Bf16Bits | QuantRows:
     """Rows [start, stop) of a program's matrix in its format, gathered from the model's weights."""
-    pieces = matrix.part_rows(start, stop)
+    pieces = matrix.part_rows(start, stop, expert)
     if matrix.format.is_low_bit:
         if len(pieces) == 1:
             name, first, last, _ = pieces[0]

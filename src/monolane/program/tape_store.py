@@ -66,10 +66,12 @@ def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
     plan, base = tape.plan, 0
     for index, stage in enumerate(plan.program.projections):
         tile_bytes = plan.layout.tile_bytes(stage)
+        expert_bytes = plan.layout.tiles(stage) * tile_bytes
         for worker in range(plan.workers):
             place = base + plan.segments[worker][index].first_tile * tile_bytes
-            yield from _cut(place, tape.segment(worker, index))
-        base += plan.layout.tiles(stage) * tile_bytes
+            for expert, part in enumerate(tape.experts(worker, index)):
+                yield from _cut(place + expert * expert_bytes, part)
+        base += stage.matrix.experts * expert_bytes
     if tape.table is not None:
         yield from _cut(base, tape.table.reshape(-1))
 

@@ -5,10 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from monolane.model.config import SWIGLU
 from monolane.model.format import BLOCK_16, BLOCK_128, BLOCK_MIN, SCALE, SCALE_MIN, SCALE_ZERO
 from monolane.program import sample
 from monolane.program.layout import Layout
-from monolane.program.stage import Attend, Combine, Embed, Merge, Norm, Output, Program, Project, Sample, Stage
+from monolane.program.stage import (
+    Attend,
+    Combine,
+    Embed,
+    Merge,
+    Norm,
+    Output,
+    Program,
+    Project,
+    Routing,
+    Sample,
+    Scoring,
+    Stage,
+)
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 
@@ -23,6 +37,11 @@ SCALINGS = {
     BLOCK_MIN: "kBlockMin",
     BLOCK_16: "kBlock16",
     BLOCK_128: "kBlock128",
+}
+SCORINGS = {
+    Scoring.SOFTMAX: "kSoftmax",
+    Scoring.CHOSEN_SOFTMAX: "kChosenSoftmax",
+    Scoring.SIGMOID: "kSigmoid",
 }
 OUTPUTS = {Output.STORE: "kStore", Output.RESIDUAL: "kResidual", Output.GATE: "kGate", Output.LOGITS: "kLogits"}
 
@@ -101,7 +120,8 @@ def _stages(program: Program) -> Iterable[str]:
 
 def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], projection: int) -> str:
     fields: dict[str, str] = {"layer": str(getattr(stage, "layer", None) or 0)}
-    offsets = {"norm": -1, "bias": -1, "order": -1, "q_norm": -1, "k_norm": -1}
+    offsets = {"norm": -1, "bias": -1, "order": -1, "q_norm": -1, "k_norm": -1, "sinks": -1}
+    gate, routing = SWIGLU, "{}"
     kind, rows, cols, eps, window, residual = "", 0, 0, 0.0, 0, -1
     reads, writes, prepare, output = -1, -1, "kPlain", "kStore"
     match stage:
@@ -115,6 +135,11 @@ def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], pro
                 prepare, eps, offsets["norm"] = "kNorm", stage.input.eps, constants[stage.input.weight.name]
             elif isinstance(stage.input, Merge):
                 prepare, window = "kMerge", stage.input.window or 0
+                if stage.input.sinks:
+                    offsets["sinks"] = constants[stage.input.sinks.name]
+            gate = stage.gate
+            if stage.routing:
+                routing = _routing(stage.routing, buffers)
             if stage.bias:
                 offsets["bias"] = constants[stage.bias.name]
             if stage.order:
@@ -133,8 +158,15 @@ def _stage(stage: Stage, buffers: dict[str, int], constants: dict[str, int], pro
     fields |= {"reads": str(reads), "writes": str(writes), "residual": str(residual), "projection": str(projection)}
     fields |= {"rows": str(rows), "cols": str(cols), "input": f"Input::{prepare}", "output": f"Output::{output}"}
     fields |= {name: str(offset) for name, offset in offsets.items()}
+    limit = "__builtin_inff()" if gate.limit is None else literal(gate.limit)
     fields |= {"eps": literal(eps), "window": str(window)}
+    fields |= {"gate": braces([literal(gate.slope), literal(gate.shift), limit]), "routing": routing}
     return f"  {{.kind = Kind::{kind}, " + ", ".join(f".{name} = {value}" for name, value in fields.items()) + "},"
+
+
+def _routing(routing: Routing, buffers: dict[str, int]) -> str:
+    numbers = (buffers[routing.reads], routing.first, routing.count, routing.chosen)
+    return braces([*map(str, numbers), f"Scoring::{SCORINGS[routing.scoring]}"])
 
 
 def literal(value: float) -> str:

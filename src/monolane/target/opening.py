@@ -77,6 +77,11 @@ def choose_lanes(config: ModelConfig, asked: int | None) -> int:
     if own is not None and asked not in (None, own):
         raise UsageError(f"This model has {own} lanes, not {asked}.", "Leave the number of lanes out.")
     lanes = own or (1 if asked is None else asked)
+    if lanes > 1 and (config.experts or config.sinks):
+        raise UsageError(
+            "A model with experts or attention sinks cannot be divided among lanes yet.",
+            "Leave the number of lanes out.",
+        )
     if not 1 <= lanes <= MAX_LANES:
         raise UsageError(f"{lanes} lanes are not possible.", f"Choose between 1 and {MAX_LANES} lanes.")
     return lanes
@@ -222,7 +227,7 @@ def memory_needed(plan: Plan, context: int) -> dict[str, int]:
     _, constants = constant_offsets(program)
     buffers = _buffer_bytes(program, context) + plan.workers * 4 * PASS_ROWS * _widest(plan)
     return {
-        "weights": program.lanes * (plan.bytes_per_token + 4 * constants) + _table_bytes(program),
+        "weights": program.lanes * (plan.resident_bytes + 4 * constants) + _table_bytes(program),
         "cache": CacheShape.of(program, context, program.lanes).nbytes,
         "buffers": program.lanes * buffers + ENTRY_BYTES * context,
     }

@@ -18,9 +18,9 @@ ROWS_AT_A_TIME = 1024  # of a matrix, generated and written
 
 def write(config: ModelConfig, folder: Path) -> int:
     """Write config.json, model.safetensors and tokenizer.json; returns the bytes of the weights."""
-    if any(config.windows) or config.lanes:
+    if any(config.windows) or config.lanes or config.experts:
         raise UsageError(
-            "A model folder cannot be written for a shape with attention windows or lanes.",
+            "A model folder cannot be written for a shape with attention windows, lanes or experts.",
             "Choose a shape without them.",
         )
     entries: dict[str, dict[str, Any]] = {}

@@ -25,9 +25,10 @@ def write(config: ModelConfig, weights: Weights, path: Path) -> int:
     """Write the file; returns the bytes of its tensors. Raises where llama.cpp has no such model."""
     name = "llama" if config.family == "mistral" else config.family
     family = next(family for family in FAMILIES if family.name == name)
-    if family.gguf_architecture is None or any(config.windows) or config.lanes:
+    if family.gguf_architecture is None or any(config.windows) or config.lanes or config.sinks:
         raise UsageError(
-            f"llama.cpp has no {config.family} with attention windows or lanes.", "Choose a shape without them."
+            f"No GGUF file is written of a {config.family} with attention windows, sinks or lanes.",
+            "Choose a shape without them.",
         )
     kinds = {name: _kind(weights, name) for name, shape in expected_shapes(config) if len(shape) == 2}
     writer = gguf.GGUFWriter(path, family.gguf_architecture)
@@ -35,6 +36,8 @@ def write(config: ModelConfig, weights: Weights, path: Path) -> int:
     size = 0
     for name, shape in expected_shapes(config):
         if name in kinds:
+            if config.experts and ".experts." in name:
+                shape = (config.experts.count, shape[0] // config.experts.count, shape[1])
             kind = gguf.GGMLQuantizationType[kinds[name]]
             in_bytes = gguf.quant_shape_to_byte_shape(shape, kind)
             writer.add_tensor_info(gguf_name(name), in_bytes, np.dtype(np.uint8), int(np.prod(in_bytes)), kind)
@@ -61,6 +64,10 @@ def _add_settings(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_embedding_length(config.hidden)
     writer.add_block_count(config.layers)
     writer.add_feed_forward_length(config.ffn)
+    if config.experts:
+        writer.add_expert_count(config.experts.count)
+        writer.add_expert_used_count(config.experts.chosen)
+        writer.add_expert_feed_forward_length(config.experts.ffn)
     writer.add_head_count(config.heads)
     writer.add_head_count_kv(config.kv_heads)
     writer.add_key_length(config.head_dim)

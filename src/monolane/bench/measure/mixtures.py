@@ -12,8 +12,8 @@ from monolane.model.config import ModelConfig
 from monolane.model.format import BF16, BLOCK_128, E4M3, FORMATS, Format, QuantRows, format_of, groups_of
 from monolane.model.weights import Bf16Bits, to_bf16
 
-Q4_K_M, FP8 = "q4_k_m", "fp8"
-MIXTURES = (Q4_K_M, FP8, *(name for name, format in FORMATS.items() if format.is_low_bit))
+Q4_K_M, FP8, MXFP4 = "q4_k_m", "fp8", "mxfp4"
+MIXTURES = (Q4_K_M, FP8, MXFP4, *(name for name, format in FORMATS.items() if format.is_low_bit))
 
 
 def q4_k_m_favours(layer: int, layers: int) -> bool:
@@ -23,7 +23,7 @@ def q4_k_m_favours(layer: int, layers: int) -> bool:
 
 
 class MadeUpMixture(MadeUpWeights):
-    """Random weights of about the usual magnitude, as ``mixture`` says: the name of a format, q4_k_m or fp8."""
+    """Random weights of about the usual magnitude, as ``mixture`` says: the name of a format, q4_k_m, fp8 or mxfp4."""
 
     def __init__(self, config: ModelConfig, mixture: str, seed: int = 0) -> None:
         super().__init__(config, seed)
@@ -35,15 +35,20 @@ class MadeUpMixture(MadeUpWeights):
 
     def format(self, name: str) -> Format:
         """The q4_k_m of llama.cpp: Q4_K, and Q6_K for the head, and for v and down in the first and the last eighth of
-        the layers and in every third one between them. The fp8 of Hugging Face: all but head and embedding."""
+        the layers and in every third one between them. The fp8 of Hugging Face: all but head and embedding. The mxfp4
+        of gpt-oss: experts, and nothing else. Routers are never low-bit."""
+        if name.endswith("router"):
+            return BF16
+        if self._mixture == MXFP4:
+            return FORMATS["fp4g32"] if ".experts." in name else BF16
         if self._mixture == FP8:
             return BF16 if name in ("embed", "head") else format_of(E4M3, BLOCK_128)
         if self._mixture != Q4_K_M:
             return FORMATS[self._mixture]
         if name in ("embed", "head"):
             return FORMATS["i6k16" if name == "head" or self._config.tied else "u4k32"]
-        _, number, part = name.split(".")
-        better = q4_k_m_favours(int(number), self._config.layers)
+        _, number, *parts = name.split(".")
+        part, better = parts[-1], q4_k_m_favours(int(number), self._config.layers)
         return FORMATS["i6k16" if better and part in ("v", "down") else "u4k32"]
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:

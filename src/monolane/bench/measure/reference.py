@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.bench.measure import blas
-from monolane.model.config import LaneConfig, ModelConfig
+from monolane.model.config import Experts, LaneConfig, ModelConfig
 from monolane.model.weights import Weights, expected_shapes, from_bf16, matrix_values, to_bf16
 from monolane.program.shard import LaneWeights, Shard
 from monolane.target.cpu.machine import processors
@@ -72,18 +72,22 @@ class _Reader:
 
     def _projected(self, name: str, x: Floats, bias: bool = False) -> Floats:
         rows, cols = self._shapes[name]
-        both = x.reshape(-1, cols)  # all tokens of both computations, so that the weights are read once
-        out = np.empty((len(both), rows), np.float32)
-        step = max(1, PART_ELEMENTS // cols)
+        # All tokens of both computations, so that the weights are read once.
+        return rounded(self._multiplied(name, x.reshape(-1, cols), 0, rows, bias).reshape(2, -1, rows))
+
+    def _multiplied(self, name: str, x: Floats, first: int, rows: int, bias: bool) -> Floats:
+        """Tokens with some rows of a matrix."""
+        out = np.empty((len(x), rows), np.float32)
+        step = max(1, PART_ELEMENTS // x.shape[1])
 
         def multiply_part(start: int) -> None:
             stop = min(start + step, rows)
-            out[:, start:stop] = both @ matrix_values(self._weights, name, start, stop).T
+            out[:, start:stop] = x @ matrix_values(self._weights, name, first + start, first + stop).T
 
         list(self.pool.map(multiply_part, range(0, rows, step)))
         if bias:
-            out += self._weights.vector(f"{name}.bias")
-        return rounded(out.reshape(2, -1, rows))
+            out += self._weights.vector(f"{name}.bias")[first : first + rows]
+        return out
 
     def normed(self, name: str, x: Floats) -> Floats:
         scale = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True, dtype=np.float32) + np.float32(self._config.norm_eps))
@@ -101,8 +105,11 @@ class _Reader:
         scores = np.einsum("rqhd,rkhd->rhqk", self._with_rope(q), k) / np.float32(np.sqrt(config.head_dim))
         distance = np.arange(count)[:, None] - np.arange(count)[None]  # from query back to key
         scores[..., (distance < 0) | (distance >= (window or count))] = -np.inf
-        exps = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = np.einsum("rhqk,rkhd->rqhd", exps / exps.sum(-1, keepdims=True), v)
+        sinks = self._weights.vector(place + "sinks") if config.sinks else np.full(config.heads, -np.inf, np.float32)
+        highest = np.maximum(scores.max(-1, keepdims=True), sinks[:, None, None])
+        exps = np.exp(scores - highest)
+        total = exps.sum(-1, keepdims=True) + np.exp(sinks[:, None, None] - highest)
+        mixed = np.einsum("rhqk,rkhd->rqhd", exps / total, v)
         return self._projected(place + "o", rounded(mixed.reshape(2, count, -1)), config.o_bias)
 
     def _with_rope(self, x: Floats) -> Floats:
@@ -114,9 +121,47 @@ class _Reader:
         return rounded(np.concatenate([low * cos - high * sin, high * cos + low * sin], -1))
 
     def _fed(self, place: str, x: Floats) -> Floats:
+        experts = self._config.experts
+        if experts is not None and f"{place}router" in self._shapes:
+            made = self._of_experts(place, experts, x)
+            if not experts.shared_ffn:
+                return made
+            weight = self._projected(place + "shared_router", x)
+            gate, up = self._projected(place + "shared.gate", x), self._projected(place + "shared.up", x)
+            shared = self._projected(place + "shared.down", rounded(rounded(gate / (1 + np.exp(-gate))) * up))
+            weight = rounded((1 / (1 + np.exp(-weight))).astype(np.float32))
+            return rounded((made + rounded((weight * shared).astype(np.float32))).astype(np.float32))
         bias = self._config.mlp_bias
         gate, up = self._projected(place + "gate", x, bias), self._projected(place + "up", x, bias)
         return self._projected(place + "down", rounded(rounded(gate / (1 + np.exp(-gate))) * up), bias)
+
+    def _of_experts(self, place: str, experts: Experts, x: Floats) -> Floats:
+        """Both computations choose for themselves."""
+        logits = self._projected(place + "router", x, experts.biased)
+        chosen = np.argsort(-logits, -1, kind="stable")[..., : experts.chosen]
+        powers = np.exp(logits - logits.max(-1, keepdims=True))
+        weights = np.take_along_axis(powers, chosen, -1)
+        weights = rounded(weights / (weights if experts.normalised else powers).sum(-1, keepdims=True))
+        out = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            kind, token, place_of = np.nonzero(chosen == expert)
+            made = self._of_expert(place, experts, int(expert), x[kind, token], kind == ROUNDED)
+            out[kind, token] += _rounded_rows(made * weights[kind, token, place_of, None], kind == ROUNDED)
+            out = rounded(out)
+        return out
+
+    def _of_expert(self, place: str, experts: Experts, expert: int, x: Floats, is_rounded: NDArray[np.bool_]) -> Floats:
+        """Rows of either computation."""
+
+        def projected(part: str, x: Floats, rows: int) -> Floats:
+            made = self._multiplied(f"{place}experts.{part}", x, expert * rows, rows, experts.biased)
+            return _rounded_rows(made, is_rounded)
+
+        gate, up = projected("gate", x, experts.ffn), projected("up", x, experts.ffn)
+        limit = np.float32(np.inf if experts.gate.limit is None else experts.gate.limit)
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + np.float32(experts.gate.shift)
+        activated = _rounded_rows(gate / (1 + np.exp(np.float32(-experts.gate.slope) * gate)), is_rounded)
+        return projected("down", _rounded_rows(activated * up, is_rounded), self._config.hidden)
 
 
 def _read_lanes(config: ModelConfig, weights: Weights, whole: _Reader, tokens: Sequence[int]) -> Readings:
@@ -169,6 +214,11 @@ def _added(
         return rounded(x + outputs[lane])
     late = made[layer - lanes.delay][module]
     return rounded(x + sum((late[other] for other in range(lanes.count) if other != lane), outputs[lane]))
+
+
+def _rounded_rows(x: Floats, is_rounded: NDArray[np.bool_]) -> Floats:
+    x[is_rounded] = from_bf16(to_bf16(x[is_rounded]))
+    return x
 
 
 def rounded(x: Floats) -> Floats:

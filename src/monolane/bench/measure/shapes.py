@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monolane.errors import UsageError
-from monolane.model.config import LaneConfig, ModelConfig, Rope
+from monolane.model.config import Experts, LaneConfig, ModelConfig, Rope
+from monolane.model.families.gpt_oss import alternating, gate_of
+from monolane.model.families.rope import yarn_rope
 from monolane.model.weights import Bf16Bits, Unquantised, expected_shapes, to_bf16
 
 _LLAMA3, _QWEN = Rope(500000.0), Rope(1e6)
@@ -41,8 +43,21 @@ def _shape(
         rope=rope,
         windows=(None,) * layers,
         qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
         tied=tied,
+    )
+
+
+def _gpt_oss(layers: int, experts: int) -> ModelConfig:
+    """Both published sizes: 4 experts of each layer, a window in every other layer."""
+    rope = yarn_rope(150_000.0, 32.0, head_dim=64, original_context=4096, truncate=False)
+    return replace(
+        _shape("gpt_oss", 2880, layers, 64, 8, 64, 2880, 201088, 131072, rope, tied=False),
+        windows=alternating(layers, 128),
+        qkv_bias=True,
+        o_bias=True,
+        sinks=True,
+        experts=Experts(experts, 4, 2880, (True,) * layers, normalised=True, biased=True, gate=gate_of()),
     )
 
 
@@ -61,6 +76,12 @@ SHAPES = {
     "qwen3-4b": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 40960, _QWEN),
     "qwen3-14b": _shape("qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960, _QWEN, tied=False),
     "qwen3-32b": _shape("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, 40960, _QWEN, tied=False),
+    "qwen3-30b-a3b": replace(
+        _shape("qwen3_moe", 2048, 48, 32, 4, 128, 6144, 151936, 40960, _QWEN, tied=False),
+        experts=Experts(128, 8, 768, (True,) * 48, normalised=True),
+    ),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     # The published Laneformer; RoPE's theta is a guess.
     "laneformer-2b": replace(
         _shape("laneformer_tp", 3072, 15, 32, 16, 96, 12288, 32000, 4096, Rope(1e4), tied=False),

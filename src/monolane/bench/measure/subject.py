@@ -63,8 +63,11 @@ def find_model(
     if (model is None) == (shape is None):
         raise UsageError("What is to be measured is not clear.", "Give either a model or --shape NAME.")
     if shape is not None:
-        mixture = quantise if quantise in mixtures.MIXTURES else None
-        return shape, _made_up(shape, mixture) if mixture else _quantised(_made_up(shape), quantise)
+        if quantise in mixtures.MIXTURES:
+            return shape, _made_up(shape, quantise)
+        # gpt-oss is published with its experts in MXFP4.
+        published = mixtures.MXFP4 if shapes.named(shape).family == "gpt_oss" else None
+        return shape, _quantised(_made_up(shape, published), quantise)
     from monolane.model.fetch import resolve
     from monolane.model.load import load_model
 
@@ -75,7 +78,10 @@ def find_model(
 def _quantised(model: Model, kind: str | None) -> Model:
     from monolane.model.quantise import quantised
 
-    return model if kind is None else replace(model, weights=quantised(model.weights, kind), dtype=kind)
+    if kind is None:
+        return model
+    dtype = f"{mixtures.MXFP4}+{kind}" if model.dtype == mixtures.MXFP4 else kind  # experts stay as they are
+    return replace(model, weights=quantised(model.weights, kind), dtype=dtype)
 
 
 def _made_up(shape: str, mixture: str | None = None) -> Model:

@@ -17,6 +17,8 @@ class TorchPeer:
     name = "torch.compile"
 
     def __init__(self, wanted: Wanted) -> None:
+        if wanted.config.experts:
+            raise PeerMissingError("its model has no experts")
         if find_spec("torch") is None:
             raise PeerMissingError("PyTorch is not installed")
         import torch

@@ -65,6 +65,8 @@ def settings_of(config: ModelConfig) -> tuple[str, Any]:
     """The name of the model's class in transformers, and its config object."""
     import transformers
 
+    if config.experts:
+        raise PeerMissingError("it is not measured with experts yet")
     windows = {window for window in config.windows if window}
     if config.rope.factors is not None or len(windows) > 1 or (windows and config.family == "llama"):
         raise PeerMissingError("its model of this family has no such rope scaling or windows")

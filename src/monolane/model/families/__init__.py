@@ -14,6 +14,10 @@ _FILES = (
     "mistral",
     "qwen2",
     "qwen3",
+    "mixtral",
+    "gpt_oss",
+    "qwen2_moe",
+    "qwen3_moe",
     "laneformer",
 )
 

@@ -99,6 +99,7 @@ _GGUF_NEUTRAL: dict[str, tuple[object, ...]] = {
     "logit_scale": (0.0, 1.0),
     "embedding_scale": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),
+    "expert_weights_scale": (0.0, 1.0),
 }
 
 _YARN = "for the scaling named yarn; elsewhere it is not read"

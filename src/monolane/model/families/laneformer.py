@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.config import HeadKind, LaneConfig, ModelConfig
-from monolane.model.families.shared import CONTEXT_LIMIT, LAYERS_LIMIT, Family
+from monolane.model.families.limits import CONTEXT_LIMIT, LAYERS_LIMIT
+from monolane.model.families.shared import Family
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor, StoredWeights
 from monolane.model.weights import Bf16Bits, Unquantised

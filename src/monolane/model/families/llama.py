@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from monolane.model.config import ModelConfig
+from monolane.model.families.experts import gguf_experts
 from monolane.model.families.shared import Family
 from monolane.model.settings import Settings
 
@@ -14,5 +15,18 @@ def _refine(settings: Settings, plain: ModelConfig) -> ModelConfig:
     return replace(plain, qkv_bias=bias, o_bias=bias, mlp_bias=settings.flag("mlp_bias"))
 
 
-# GGUF files of Mistral models have the architecture "llama", too.
-FAMILY = Family("llama", "LlamaForCausalLM", _refine, gguf_architecture="llama", gguf_interleaved=True)
+def _refine_gguf(settings: Settings, plain: ModelConfig) -> ModelConfig:
+    if settings.get("expert_count") in (None, 0):
+        return plain
+    return replace(plain, family="mixtral", experts=gguf_experts(settings, plain, normalised=True))
+
+
+# GGUF files of Mistral and Mixtral models have the architecture "llama", too.
+FAMILY = Family(
+    "llama",
+    "LlamaForCausalLM",
+    _refine,
+    gguf_architecture="llama",
+    gguf_refine=_refine_gguf,
+    gguf_interleaved=True,
+)

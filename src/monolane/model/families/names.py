@@ -20,6 +20,9 @@ _IN_LAYER = {
     "gate": ("mlp.gate_proj", "ffn_gate"),
     "up": ("mlp.up_proj", "ffn_up"),
     "down": ("mlp.down_proj", "ffn_down"),
+    "sinks": ("self_attn.sinks", "attn_sinks"),
+    "router": ("mlp.gate", "ffn_gate_inp"),
+    "shared_router": ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 }
 
 
@@ -36,5 +39,18 @@ def gguf_name(name: str) -> str:
 def _translate(name: str, column: int, layers: str) -> str:
     if name in _OUTSIDE:
         return f"{_OUTSIDE[name][column]}.weight"
-    _, layer, part, *bias = name.split(".")
-    return f"{layers}.{layer}.{_IN_LAYER[part][column]}.{bias[0] if bias else 'weight'}"
+    _, layer, *parts = name.split(".")
+    ending = parts.pop() if parts[-1] == "bias" else "weight"
+    return f"{layers}.{layer}.{_in_layer(parts, column)}.{ending}"
+
+
+def _in_layer(parts: list[str], column: int) -> str:
+    """``parts``: ["q"]; of experts ["experts", "gate"], or ["experts", "17", "gate"] for one of them; ["shared",
+    "gate"]."""
+    names = _IN_LAYER[parts[-1]]
+    if len(parts) == 1:
+        return names[column]
+    if column == 1:
+        return names[1] + ("_exps" if parts[0] == "experts" else "_shexp")
+    kind = "experts" if parts[0] == "experts" else "shared_expert"
+    return ".".join(["mlp", kind, *parts[1:-1], names[0].removeprefix("mlp.")])

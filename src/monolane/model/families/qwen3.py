@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from monolane.model.config import ModelConfig
-from monolane.model.families.shared import HEAD_DIM_LIMIT, Family, layer_windows
+from monolane.model.families.limits import HEAD_DIM_LIMIT
+from monolane.model.families.shared import Family, layer_windows
 from monolane.model.settings import Settings
 
 

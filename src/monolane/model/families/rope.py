@@ -14,11 +14,12 @@ _DEFAULT_THETA = 10_000.0
 _CONTEXT_LIMIT = 1 << 24
 
 
-def read_rope(settings: Settings, head_dim: int, context: int) -> Rope:
+def read_rope(settings: Settings, head_dim: int, context: int, theta: float = _DEFAULT_THETA) -> Rope:
     """Newer configs have everything in ``rope_parameters``, older ones have ``rope_theta`` and ``rope_scaling``.
 
     Where a config has both objects, only ``rope_scaling`` is used, as in transformers: it is what users add to a config
     by hand. An empty object counts as none.
+    ``theta``: where the config has none.
     """
     objects = {}
     for key in ("rope_scaling", "rope_parameters"):
@@ -38,7 +39,7 @@ def read_rope(settings: Settings, head_dim: int, context: int) -> Rope:
                 f"{place.source}: partial_rotary_factor is not 1; rotating a part of each head is not supported.",
                 "Use another model.",
             )
-    theta = scaling.number("rope_theta", settings.number("rope_theta", _DEFAULT_THETA))
+    theta = scaling.number("rope_theta", settings.number("rope_theta", theta))
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind == "default":
         return Rope(theta)

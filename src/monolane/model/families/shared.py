@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.config import ModelConfig, Rope
 from monolane.model.families.keys import refuse_unsupported_gguf_keys, refuse_unsupported_keys
+from monolane.model.families.limits import (
+    CONTEXT_LIMIT,
+    FFN_LIMIT,
+    HEAD_DIM_LIMIT,
+    HEADS_LIMIT,
+    HIDDEN_LIMIT,
+    LAYERS_LIMIT,
+    VOCAB_LIMIT,
+)
 from monolane.model.families.names import gguf_name, huggingface_name
 from monolane.model.families.rope import YARN_FAST, YARN_SLOW, linear_rope, read_rope, yarn_rope
 from monolane.model.huggingface_quants import Scheme
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor
 from monolane.model.weights import Weights
-
-# Limits that no model exceeds. They bound every size that is computed from a config.
-HIDDEN_LIMIT = 1 << 17
-LAYERS_LIMIT = 1 << 10
-HEADS_LIMIT = 1 << 10
-HEAD_DIM_LIMIT = 1 << 10
-FFN_LIMIT = 1 << 20
-VOCAB_LIMIT = 1 << 22
-CONTEXT_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,12 @@ class Family:
     file_name: Callable[[str], str] = huggingface_name  # of a tensor in a safetensors file, by its canonical name
     weights: Callable[[Mapping[str, StoredTensor], ModelConfig], Weights] | None = None  # None: as they are stored
     gguf_architecture: str | None = None  # None: GGUF files of this family have another family's name
+    gguf_refine: Callable[[Settings, ModelConfig], ModelConfig] | None = None  # the same for GGUF; None: nothing to add
+    gguf_name: Callable[[str], str] = gguf_name  # of a tensor in a GGUF file, by its canonical name
     gguf_interleaved: bool = False  # in GGUF files, rows of q and k are ordered for RoPE over neighbouring pairs
     qkv_bias: bool = False  # every model of the family has these biases
     qk_norm: bool = False
+    joins_experts: bool = False  # a Hugging Face file has the matrices of all experts in one tensor
     harmless: Mapping[str, str] = field(default_factory=dict)  # keys that change nothing -> the reason, as in keys.py
 
     def huggingface_config(self, settings: Settings) -> ModelConfig:
@@ -94,10 +97,6 @@ class Family:
                     f"{settings.source}: {settings.prefix}{key} differs from the head size {head_dim}.",
                     "Such attention is not supported; use another model.",
                 )
-        if settings.get("expert_count") not in (None, 0):
-            raise UnsupportedModelError(
-                f"{settings.source} is a mixture of experts (expert_count).", "Use a dense model."
-            )
         context = settings.integer("context_length", CONTEXT_LIMIT)
         # Some converters write 0 for no window.
         window = settings.integer("attention.sliding_window", CONTEXT_LIMIT) if _has_window(settings) else None
@@ -116,7 +115,7 @@ class Family:
             vocab=vocab,
             context=context,
             norm_eps=settings.number("attention.layer_norm_rms_epsilon"),
-            rope=_gguf_rope(settings, head_dim, context, rope_factors),
+            rope=gguf_rope(settings, head_dim, context, rope_factors),
             windows=(window,) * layers,
             qkv_bias=self.qkv_bias or biased("q", "k", "v"),
             o_bias=biased("o"),
@@ -124,6 +123,13 @@ class Family:
             qk_norm=self.qk_norm,
             tied=gguf_name("head") not in tensors,
         )
+        if self.gguf_refine:
+            config = self.gguf_refine(settings, config)
+        if config.experts is None and settings.get("expert_count") not in (None, 0):
+            raise UnsupportedModelError(
+                f"{settings.source} is a mixture of experts (expert_count), which the family {self.name} has not.",
+                "Use another model.",
+            )
         refuse_unsupported_gguf_keys(settings)
         return _checked(config, settings.source)
 
@@ -144,6 +150,12 @@ def read_window(settings: Settings) -> int | None:
     return settings.integer("sliding_window", CONTEXT_LIMIT, default=4096)
 
 
+def switched_window(settings: Settings) -> int | None:
+    """The same, but None where windows are not switched on; then any number is allowed, also 0."""
+    settings.get("sliding_window")
+    return read_window(settings) if settings.flag("use_sliding_window") else None
+
+
 def windows_by_kind(
     settings: Settings, layers: int, window: int | None, default: tuple[int | None, ...]
 ) -> tuple[int | None, ...]:
@@ -158,6 +170,16 @@ def windows_by_kind(
     if window is None and "sliding_attention" in kinds:
         raise settings.wrong("sliding_window", "a number, for layer_types asks for windows")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def equal_windows(settings: Settings, layers: int, window: int | None) -> tuple[int | None, ...]:
+    """The windows of a family whose layers all have the same: ``layer_types`` must not say otherwise."""
+    windows = (window,) * layers
+    if windows_by_kind(settings, layers, window, windows) != windows:
+        raise settings.wrong(
+            "layer_types", "the same for all layers in this family, and sliding_attention with a window"
+        )
+    return windows
 
 
 def _refuse_windows(settings: Settings, config: ModelConfig) -> None:
@@ -180,9 +202,11 @@ def _refuse_unsupported(settings: Settings) -> None:
         )
 
 
-def _gguf_rope(settings: Settings, head_dim: int, context: int, factors: Sequence[float] | None) -> Rope:
+def gguf_rope(
+    settings: Settings, head_dim: int, context: int, factors: Sequence[float] | None, truncate: bool = True
+) -> Rope:
     """Read as llama.cpp does: a missing type means linear, a missing factor or 0 means 1, and ``rope_freqs`` multiply
-    the factor."""
+    the factor. ``truncate``: YaRN interpolates between whole pairs."""
     theta = settings.number("rope.freq_base", 10_000.0)
     kind = settings.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn") or (kind == "yarn" and factors is not None):
@@ -209,6 +233,7 @@ def _gguf_rope(settings: Settings, head_dim: int, context: int, factors: Sequenc
             settings.integer("rope.scaling.original_context_length", CONTEXT_LIMIT, default=context),
             settings.number("rope.scaling.yarn_beta_fast", YARN_FAST),
             settings.number("rope.scaling.yarn_beta_slow", YARN_SLOW),
+            truncate=truncate,
         )
     return Rope(theta) if scale == 1.0 else linear_rope(theta, scale, head_dim)
 

@@ -15,6 +15,8 @@ def generate(program: Program, stall: tuple[int, int, int] | None = None) -> str
     stall_worker, stall_stage, stall_seconds = stall or (-1, -1, 0)
     integers = shape_constants(program, LAYOUT) | {
         "kSplit": program.attention.split,
+        "kMaxExperts": max(stage.matrix.experts for stage in program.projections),
+        "kMaxChosen": max(stage.chosen for stage in program.projections),
         "kBufferCount": len(program.buffers),
         "kLogitsBuffer": next(i for i, buffer in enumerate(program.buffers) if buffer.name == program.head.writes),
         "kLanes": program.lanes,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from monolane.errors import TargetError
 from monolane.program.sample import Sampling
-from monolane.program.stage import Program
+from monolane.program.stage import Program, continues
 from monolane.program.tape import Tape
 from monolane.target import structs
 from monolane.target.base import Finish, Request, Token
@@ -84,7 +84,7 @@ class CpuTarget:
 
     def trace(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
         """Run a request with time stamps, in ns: when each worker came to each stage, had its input, ended its share.
-        [pass][worker][stage][3], from decode pass ``first`` on."""
+        [pass][worker][stage][3], from decode pass ``first`` on. Stages that continue another one are part of it."""
         stamps = np.zeros((passes, self._workers, len(self.program.stages), 3), np.int64)
         run = CpuRun(self, request, trace=native.make_trace(stamps, first))
         try:
@@ -98,7 +98,9 @@ class CpuTarget:
         in_order = stamps.transpose(1, 0, 2, 3).reshape(self._workers, -1, 3)
         began = np.concatenate([in_order[:, :1, 1], in_order[:, :-1, 2]], 1)
         stamps[..., 0] = began.reshape(self._workers, passes, -1).transpose(1, 0, 2)
-        return stamps
+        firsts = [index for index, stage in enumerate(self.program.stages) if not continues(stage)]
+        lasts = [index - 1 for index in (*firsts[1:], len(self.program.stages))]
+        return np.stack([stamps[:, :, firsts, 0], stamps[:, :, firsts, 1], stamps[:, :, lasts, 2]], -1)
 
     def close(self) -> None:
         with self._idle:

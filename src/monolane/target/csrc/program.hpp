@@ -9,6 +9,20 @@ enum class Output : int { kStore, kResidual, kGate, kLogits };
 
 constexpr int kNone = -1;
 
+enum class Scoring : int { kSoftmax, kChosenSoftmax, kSigmoid };
+
+// Which experts of a matrix a row of the pass uses: elements [first, first + count) of the buffer `reads` are their logits.
+struct Routing {
+  int reads = kNone;  // kNone: the matrix has no experts
+  int first = 0, count = 1, chosen = 1;
+  Scoring scoring = Scoring::kSoftmax;
+};
+
+// (up + shift) * gate * sigmoid(slope * gate), with gate and up limited.
+struct Gate {
+  float slope, shift, limit;
+};
+
 struct Stage {
   Kind kind;
   int layer;
@@ -17,9 +31,11 @@ struct Stage {
   int rows, cols;
   Input input;
   Output output;
-  int norm, bias, order, q_norm, k_norm;  // offsets into the constants, or kNone
+  int norm, bias, order, q_norm, k_norm, sinks;  // offsets into the constants, or kNone
   float eps;
   int window;  // positions seen, 0: all
+  Gate gate;
+  Routing routing;
 };
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }

@@ -117,6 +117,11 @@ def _dotted(version: tuple[int, int]) -> str:
 def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: FormatOf = all_bf16) -> Plan:
     """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
     SMs evenly, and those that are left over are idle. ``formats``: those of the model's matrices."""
+    if config.experts or config.sinks:
+        raise UnsupportedModelError(
+            f"The CUDA target cannot run {config.family} yet: it has no stages for experts and attention sinks.",
+            "Use device='cpu'.",
+        )
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
         raise UsageError(
@@ -147,7 +152,7 @@ def memory_needed(plan: Plan, context: int, lanes: int) -> int:
     table = program.table.rows * program.table.format.row_bytes(program.table.cols) if program.table else 0
     rotations = 4 * program.attention.head_dim * context
     _, constants = constant_offsets(program)
-    weights = lanes * (plan.bytes_per_token + 4 * constants) + table
+    weights = lanes * (plan.resident_bytes + 4 * constants) + table
     return weights + rotations + sum(scratch_sizes(plan, context, lanes).values()) + SPARE_BYTES
 
 

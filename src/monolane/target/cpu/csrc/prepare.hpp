@@ -43,14 +43,16 @@ inline void prepare_norm(const float* in, const float* weight, int cols, float e
 
 constexpr int kMerged = round_up(kHeads * kHeadDim, kKBlock) + kHeadStride;  // floats of all heads, padded
 
-// Merges the partial outputs of all splits that the row's position sees, for each query head, by their row maxes and row sums.
+// Merges the partial outputs of all splits that the row's position sees, for each query head, by their row maxes and row sums. A sink is one more
+// attention score of the head, without a value.
 inline void merge_heads(Lane& lane, const Stage& stage, int row, int64_t position, float* merged) {
   const int64_t first = first_seen(position, stage.window) / kSplit, last = position / kSplit;
   for (int head = 0; head < kHeads; head++) {
-    float top = lane.partial(stage.reads, row, first, head)[kHeadStride];
+    const float sink = stage.sinks == kNone ? -INFINITY : lane.constants[stage.sinks + head];
+    float top = std::fmax(sink, lane.partial(stage.reads, row, first, head)[kHeadStride]);
     for (int64_t s = first + 1; s <= last; s++) top = std::fmax(top, lane.partial(stage.reads, row, s, head)[kHeadStride]);
     alignas(64) float value[kHeadStride] = {};
-    float total = 0.0f;
+    float total = stage.sinks == kNone ? 0.0f : exponential(sink - top);
     for (int64_t s = first; s <= last; s++) {
       const float* part = lane.partial(stage.reads, row, s, head);
       const float weight = exponential(part[kHeadStride] - top);
@@ -84,12 +86,11 @@ inline void prepare(Worker& worker, const Stage& stage, const Pass& pass, int fi
   }
 }
 
-// The same for a low-bit matrix: in order, then in units. Returns the first unit.
+// The same for a low-bit matrix: in order, then in units.
 template <class Unit>
-inline const Unit* prepare_units(Worker& worker, const Stage& stage, const Pass& pass, int first_row) {
+inline void prepare_units(Worker& worker, const Stage& stage, const Pass& pass, int first_row, Unit* units) {
   Lane& lane = worker.lane;
   const int stride = divide_up(stage.cols, kUnit);
-  Unit* const units = reinterpret_cast<Unit*>(worker.units.get());
   const auto store = [&](const float* in, Unit* out) {
     if (stage.order == kNone) return to_units(in, stage.cols, out);
     float* ordered = worker.x.get() + kMaxCols;  // behind the normed row
@@ -114,7 +115,20 @@ inline const Unit* prepare_units(Worker& worker, const Stage& stage, const Pass&
         break;
     }
   }
-  return units;
+}
+
+inline void to_input(const float* in, int cols, float* out) { lay_out(in, cols, out); }
+template <class Unit>
+inline void to_input(const float* in, int cols, Unit* out) { to_units(in, cols, out); }
+
+// Prepares one expert's part of the input of a row. The parts follow each other in the buffer without padding.
+template <class T>
+inline void prepare_place(Worker& worker, const Stage& stage, int row, int place, T* out) {
+  const float* part = worker.lane.row(stage.reads, row) + static_cast<int64_t>(place) * stage.cols;
+  float* const padded = worker.picked.get();
+  std::copy_n(part, stage.cols, padded);
+  std::fill(padded + stage.cols, padded + round_up(stage.cols, kKBlock), 0.0f);
+  to_input(padded, stage.cols, out);
 }
 
 }  // namespace monolane

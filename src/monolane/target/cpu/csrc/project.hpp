@@ -1,12 +1,13 @@
 // The projection stage: a worker reads its tiles of the matrix from its tape, in order, and multiplies each tile with the prepared input of all rows
 // of the pass. finish_tile() writes the results to the shared buffers. The sum of an output row has the same order for any number of rows, workers
-// or registers.
+// or registers. Of a matrix with experts, a worker reads those that any row of the pass has chosen, each once, for the rows that have chosen it.
 //
 // A tile has 8 output rows. In bf16 it lies on the tape as [k-block of 32 columns][output row][column]: 64 bytes per output row and k-block. Tiles of
 // low-bit matrices are those of lowbit.hpp and fp8.hpp.
 #pragma once
 #include "fp8.hpp"
 #include "prepare.hpp"
+#include "route.hpp"
 
 #include <type_traits>
 
@@ -81,13 +82,13 @@ inline void in_fours(int count, const Dots& dots) {
 
 // Finishes the eight dot products of a tile with one row of the pass: adds the bias, then stores them, adds them to the residual stream, or applies
 // the gate. Of a gate, even output rows are gate rows and odd ones are up rows. With several lanes, what goes to the residual stream is only a lane's
-// part of it, which goes to the mailbox; exchange.hpp adds the parts. `position`: row of the pass; `logits_row`: row of the logits.
-inline void finish_tile(Lane& lane, const Stage& stage, const Weights& weights, int exchange, const Pass& pass, int64_t first_row, int position, int logits_row,
-                        const float* sums) {
-  const float* bias = stage.bias == kNone ? nullptr : lane.constants + stage.bias;
+// part of it, which goes to the mailbox; exchange.hpp adds the parts. `sums`: of row `i` of the group; `bias`: of the tile's rows, or null.
+inline void finish_tile(Lane& lane, const Stage& stage, const Weights& weights, int exchange, const Pass& pass, int64_t first_row, const Group& group, int i,
+                        const float* sums, const float* bias) {
+  const int position = group.rows[i];
   int rows = static_cast<int>(std::min<int64_t>(kTileRows, stage.rows - first_row));
   float y[kTileRows];
-  for (int r = 0; r < rows; r++) y[r] = bias ? sums[r] + bias[first_row + r] : sums[r];
+  for (int r = 0; r < rows; r++) y[r] = bias ? sums[r] + bias[r] : sums[r];
   switch (stage.output) {
     case Output::kStore:
       std::copy(y, y + rows, lane.row(stage.writes, position) + weights.first_row + first_row);
@@ -95,7 +96,7 @@ inline void finish_tile(Lane& lane, const Stage& stage, const Weights& weights, 
     case Output::kLogits: {
       const int64_t first_token = static_cast<int64_t>(lane.index) * stage.rows + first_row;
       rows = static_cast<int>(std::clamp<int64_t>(kVocab - first_token, 0, rows));  // the last lane's head is padded
-      std::copy(y, y + rows, lane.mailbox.logits(pass, logits_row) + first_token);
+      std::copy(y, y + rows, lane.mailbox.logits(pass, i) + first_token);
       break;
     }
     case Output::kResidual: {
@@ -109,53 +110,99 @@ inline void finish_tile(Lane& lane, const Stage& stage, const Weights& weights, 
       break;
     }
     case Output::kGate: {
+      const Gate& limits = stage.gate;
       F16 gate = splat(0.0f);
-      for (int r = 0; r < rows / 2; r++) gate[r] = y[2 * r];
-      const F16 silu = gate / (splat(1.0f) + exponential(-gate));
-      float* out = lane.row(stage.writes, position) + first_row / 2;
-      for (int r = 0; r < rows / 2; r++) out[r] = silu[r] * y[2 * r + 1];
+      for (int r = 0; r < rows / 2; r++) gate[r] = std::fmin(y[2 * r], limits.limit);
+      const F16 activated = gate / (splat(1.0f) + exponential(splat(-limits.slope) * gate)) * splat(group.weights[i]);
+      float* out = lane.row(stage.writes, position) + group.places[i] * (stage.rows / 2) + first_row / 2;
+      for (int r = 0; r < rows / 2; r++) out[r] = activated[r] * (std::clamp(y[2 * r + 1], -limits.limit, limits.limit) + limits.shift);
       break;
     }
   }
 }
 
+// A projection whose input has a part for each expert that a row has chosen, and whose output is the sum of what they make of it.
+inline bool sums_experts(const Stage& stage) { return stage.routing.reads != kNone && stage.output == Output::kResidual; }
+
+// The inputs of the rows of a group, one after the other. `prepared`: of all rows from `first` on, `stride` elements each.
+template <class T>
+inline const T* inputs_of(Worker& worker, const Stage& stage, const Pass& pass, int first, const Group& group, T* prepared, int stride) {
+  if (sums_experts(stage)) {
+    for (int i = 0; i < group.count; i++) prepare_place(worker, stage, group.rows[i], group.places[i], prepared + i * stride);
+    return prepared;
+  }
+  if (group.count == pass.rows - first) return prepared;
+  T* const picked = reinterpret_cast<T*>(worker.picked.get());
+  for (int i = 0; i < group.count; i++) std::copy_n(prepared + (group.rows[i] - first) * stride, stride, picked + i * stride);
+  return picked;
+}
+
 inline void project(Worker& worker, const Stage& stage, const Weights& weights, int exchange, const Pass& pass) {
+  Lane& lane = worker.lane;
   const int first = stage.output == Output::kLogits ? pass.logits_from : 0;
-  const int count = pass.rows - first;
-  if (count == 0) return;
-  const Segment& segment = worker.lane.segment(worker.rank, stage.projection);
-  const uint8_t* tile = worker.tape() + segment.offset;
+  if (first == pass.rows) return;
+  const Segment& segment = lane.segment(worker.rank, stage.projection);
+  const int owned = static_cast<int>(segment.tiles) * kTileRows;
+  if (sums_experts(stage)) std::fill_n(worker.expert_sums.get(), pass.rows * owned, 0.0f);
+  Group group;
+  const auto bias_of = [&](int64_t first_row) {
+    return stage.bias == kNone ? nullptr : lane.constants + stage.bias + static_cast<int64_t>(group.expert) * stage.rows + first_row;
+  };
   const auto multiply = [&](auto&& dots) {
+    const uint8_t* tile = worker.tape() + segment.offset + group.expert * segment.tiles * weights.tile_bytes;
     for (int64_t t = 0; t < segment.tiles; t++, tile += weights.tile_bytes) {
+      const int64_t first_row = (segment.first_tile + t) * kTileRows;
+      const float* bias = bias_of(first_row);
       alignas(64) float sums[kPassRows][kTileRows];
       dots(tile, sums);
-      for (int p = 0; p < count; p++)
-        finish_tile(worker.lane, stage, weights, exchange, pass, (segment.first_tile + t) * kTileRows, first + p, p, sums[p]);
+      for (int i = 0; i < group.count; i++) {
+        if (!sums_experts(stage)) {
+          finish_tile(lane, stage, weights, exchange, pass, first_row, group, i, sums[i], bias);
+          continue;
+        }
+        // The input has been multiplied with the expert's weight before; the bias has not.
+        float* total = worker.expert_sums.get() + group.rows[i] * owned + t * kTileRows;
+        for (int r = 0; r < std::min<int64_t>(kTileRows, stage.rows - first_row); r++) total[r] += bias ? sums[i][r] + group.weights[i] * bias[r] : sums[i][r];
+      }
       worker.beat();
     }
   };
+  Groups groups(lane, stage, pass, first);
   if (weights.format == kBf16) {
-    prepare(worker, stage, pass, first);
+    if (!sums_experts(stage)) prepare(worker, stage, pass, first);
     const int stride = round_up(stage.cols, kKBlock);
-    multiply([&](const uint8_t* bytes, float(*sums)[kTileRows]) {
-      dot_positions(reinterpret_cast<const uint16_t*>(bytes), worker.x.get(), stride, count, sums);
-    });
-    return;
+    while (groups.next(group)) {
+      const float* x = inputs_of(worker, stage, pass, first, group, worker.x.get(), stride);
+      multiply([&](const uint8_t* bytes, float(*sums)[kTileRows]) {
+        dot_positions(reinterpret_cast<const uint16_t*>(bytes), x, stride, group.count, sums);
+      });
+    }
   }
   with_format(weights.format, [&](auto format) {
     using F = decltype(format);
     using Unit = std::conditional_t<F::kIsInteger, InputUnit, FloatUnit>;
-    const Unit* x = prepare_units<Unit>(worker, stage, pass, first);
+    Unit* const units = reinterpret_cast<Unit*>(worker.units.get());
+    if (!sums_experts(stage)) prepare_units(worker, stage, pass, first, units);
     const int stride = divide_up(stage.cols, kUnit);
-    multiply([&](const uint8_t* bytes, float(*sums)[kTileRows]) {
-      in_fours(count, [&](auto number, int p) {
-        if constexpr (F::kIsInteger)
-          dot_lowbit<F, number>(bytes, x + p * stride, stride, stage.cols, sums + p);
-        else
-          dot_fp8<F, number>(bytes, x + p * stride, stride, stage.cols, sums + p);
+    while (groups.next(group)) {
+      const Unit* x = inputs_of(worker, stage, pass, first, group, units, stride);
+      multiply([&](const uint8_t* bytes, float(*sums)[kTileRows]) {
+        in_fours(group.count, [&](auto number, int p) {
+          if constexpr (F::kIsInteger)
+            dot_lowbit<F, number>(bytes, x + p * stride, stride, stage.cols, sums + p);
+          else
+            dot_fp8<F, number>(bytes, x + p * stride, stride, stage.cols, sums + p);
+        });
       });
-    });
+    }
   });
+  if (!sums_experts(stage)) return;
+  Group all{0, pass.rows, {}, {}, {}};
+  for (int p = 0; p < pass.rows; p++) {
+    all.rows[p] = p;
+    for (int64_t t = 0; t < segment.tiles; t++)
+      finish_tile(lane, stage, weights, exchange, pass, (segment.first_tile + t) * kTileRows, all, p, worker.expert_sums.get() + p * owned + t * kTileRows, nullptr);
+  }
 }
 
 }  // namespace monolane

@@ -1,6 +1,7 @@
 // The state of the engine: what all lanes share (the mailbox), what the workers of a lane share (buffers, RoPE coefficients), and what each worker has
 // for itself. The generated constants (kHidden, kStages, ...) are declared before this header is included.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -117,7 +118,11 @@ struct Worker {
         lane(mine),
         handoff(all),
         x(make_floats(size_t(kPassRows) * kMaxCols)),
-        units(make_floats(kFormats ? size_t(kPassRows) * divide_up(kMaxCols, kUnit) * kUnitBytes / sizeof(float) : 0)) {}
+        units(make_floats(kFormats ? kUnitFloats : 0)),
+        picked(make_floats(kMaxExperts > 1 ? std::max(kFormats ? kUnitFloats : 0, size_t(kPassRows) * kMaxCols) : 0)),
+        expert_sums(make_floats(kMaxExperts > 1 ? size_t(kPassRows) * round_up(kHidden, kTileRows) : 0)) {}
+
+  static constexpr size_t kUnitFloats = size_t(kPassRows) * divide_up(kMaxCols, kUnit) * kUnitBytes / sizeof(float);
 
   void beat() { handoff.pulse(id).beat(); }
   // Counts what the worker has written to the mailbox in a stage of the pass.
@@ -137,6 +142,8 @@ struct Worker {
   Handoff& handoff;
   Floats x;                    // the prepared input of a projection, in the layout of prepare.hpp
   Floats units;                // the same in units of quantise.hpp or fp8.hpp, where the matrix is a low-bit one
+  Floats picked;               // the inputs of those rows of the pass that use an expert
+  Floats expert_sums;          // of what experts add to the residual stream: [row of the pass][row that the worker owns]
   uint64_t sent[kStages_] = {};  // the count of Handoff::send() at each stage of this pass
 };
 
