@@ -22,6 +22,7 @@ from monolane.serve.messages_dialect import MessagesDialect
 from monolane.serve.protocol import StreamOptions
 from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
+from monolane.serve.thinking import ThinkingParser
 from monolane.serve.token_json import TokenJson
 from monolane.serve.tool_parser import parser_for
 from monolane.target.base import Token
@@ -129,3 +130,27 @@ def test_the_stop_sequence_that_ended_it_is_told() -> None:
     _, result = answer("Hello stop and more", [])
     body = dialect("messages", False).whole(result)
     assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "stop")
+
+
+@given(st.lists(st.integers(0, 100), max_size=8))
+@settings(deadline=None, max_examples=40)
+def test_thoughts_have_a_field_of_their_own(cuts: list[int]) -> None:
+    """As clients of reasoning models expect it, whole and in a stream; a call behind the thoughts is a call."""
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    deltas, result = answer(f"<think>\nHm, é.\n</think>\n\nSo: {call}", cuts)
+
+    def made() -> ChatDialect:
+        parser = parser_for(["f"], parallel=True)
+        return ChatDialect("m", TOKENS, ANSWER, parser, StreamOptions(), ThinkingParser())
+
+    message = made().whole(result)["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm, é.\n", "So:")
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    stream = made()
+    events = [text for delta in deltas for text in stream.piece(delta)] + [*stream.end(result)]
+    bodies = [json.loads(text.removeprefix("data: ")) for text in events if "[DONE]" not in text]
+    pieces = [body["choices"][0]["delta"] for body in bodies]
+    assert "".join(piece.get("reasoning_content", "") for piece in pieces) == "Hm, é.\n"
+    assert "".join(piece.get("content", "") for piece in pieces) == "So:"
+    assert [piece["tool_calls"][0]["function"]["name"] for piece in pieces if "tool_calls" in piece] == ["f"]
+    assert bodies[-1]["choices"][0]["finish_reason"] == "tool_calls"

@@ -46,6 +46,11 @@ class ChatTokenizer:
         return self._model.chat is not None
 
     @property
+    def speaks_harmony(self) -> bool:
+        """Answers have what the model thinks before what it says."""
+        return self._model.tokenizer.speaks_harmony
+
+    @property
     def sampling(self) -> SuggestedSampling:
         """As the model's makers suggest."""
         return self._model.sampling

@@ -94,12 +94,13 @@ class Tokenizer:
     def stream(self, prompt: Sequence[int] = ()) -> TokenStream:
         """A detokenizer for the answer to a prompt. Its texts together are the text that ``decode`` of prompt and
         answer has after that of the prompt alone."""
-        stream = HarmonyStream(self) if self._speaks_harmony else TokenStream(self, skip_special=True)
+        stream = HarmonyStream(self) if self.speaks_harmony else TokenStream(self, skip_special=True)
         stream.follow(prompt)
         return stream
 
     @cached_property
-    def _speaks_harmony(self) -> bool:
+    def speaks_harmony(self) -> bool:
+        """Whether answers are messages on channels, of which the first is what the model thinks."""
         return speaks_harmony(self)
 
     def token_id(self, text: str) -> int | None:

@@ -14,6 +14,7 @@ from monolane.engine.result import Completion, Delta, TokenLogprob
 from monolane.serve.answering import ServerSentEvents, event
 from monolane.serve.failures import HttpError
 from monolane.serve.protocol import StreamOptions, usage, usage_so_far
+from monolane.serve.thinking import ThinkingParser
 from monolane.serve.token_json import TokenJson
 from monolane.serve.tool_parser import Call, Part, ToolParser
 
@@ -21,12 +22,20 @@ DONE = "data: [DONE]\n\n"
 
 
 class ChatDialect(ServerSentEvents):
-    """Writes one answer. All its bodies carry the same id, time and model."""
+    """Writes one answer. All its bodies carry the same id, time and model. ``thinking``: what the model thinks goes
+    to a field of its own; without it, it is part of the text."""
 
     def __init__(
-        self, model: str, token_json: TokenJson, answer: Answer, parser: ToolParser, options: StreamOptions
+        self,
+        model: str,
+        token_json: TokenJson,
+        answer: Answer,
+        parser: ToolParser,
+        options: StreamOptions,
+        thinking: ThinkingParser | None = None,
     ) -> None:
         self._answer = answer
+        self._thinking = thinking
         self._token_json = token_json
         self._parser = parser
         self._options = options
@@ -39,10 +48,13 @@ class ChatDialect(ServerSentEvents):
 
     def piece(self, delta: Delta) -> Iterator[str]:
         self._made += len(delta.token_ids)
-        yield from self._parts(self._parser.push(delta.text), self._logprobs(delta.logprobs))
+        thought, said = self._thinking.push(delta.text) if self._thinking else ("", delta.text)
+        yield from self._parts(thought, self._parser.push(said), self._logprobs(delta.logprobs))
 
     def end(self, result: Completion) -> Iterator[str]:
-        yield from self._parts(self._parser.flush(result.finish_reason == "length"), None)
+        thought, said = self._thinking.flush() if self._thinking else ("", "")
+        left = [*self._parser.push(said), *self._parser.flush(result.finish_reason == "length")]
+        yield from self._parts(thought, left, None)
         yield self._event({}, finish=self._finish(result), timings=result.timings.to_dict())
         if self._options.include_usage:
             yield event(self._body("chat.completion.chunk", []) | {"usage": usage(result)})
@@ -53,7 +65,10 @@ class ChatDialect(ServerSentEvents):
         yield DONE
 
     def whole(self, result: Completion) -> dict[str, Any]:
-        parts = [*self._parser.push(result.text), *self._parser.flush(result.finish_reason == "length")]
+        thought, said = "", result.text
+        if self._thinking:
+            thought, said = map("".join, zip(self._thinking.push(said), self._thinking.flush(), strict=True))
+        parts = [*self._parser.push(said), *self._parser.flush(result.finish_reason == "length")]
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [_call(part) for part in parts if isinstance(part, Call)]
         self._calls = len(calls)
@@ -62,6 +77,8 @@ class ChatDialect(ServerSentEvents):
             "content": None if calls and not text else text,
             "refusal": None,
         }
+        if thought:
+            message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = calls
         choice = {
@@ -75,8 +92,11 @@ class ChatDialect(ServerSentEvents):
     def _finish(self, result: Completion) -> str:
         return "tool_calls" if self._calls and result.finish_reason == "stop" else result.finish_reason
 
-    def _parts(self, parts: Sequence[Part], logprobs: Raw | None) -> Iterator[str]:
+    def _parts(self, thought: str, parts: Sequence[Part], logprobs: Raw | None) -> Iterator[str]:
         """One event per part. Logprobs go with the first part; where no text can be shown yet, with an empty one."""
+        if thought:
+            yield self._event({"reasoning_content": thought}, logprobs)
+            logprobs = None
         for part in parts or ([] if logprobs is None else [""]):
             if isinstance(part, Call):
                 delta: dict[str, Any] = {"tool_calls": [{"index": self._calls} | _call(part)]}

@@ -27,6 +27,7 @@ from monolane.serve.responses_dialect import ResponsesDialect
 from monolane.serve.responses_request import ResponsesRequest
 from monolane.serve.served_model import ServedModel
 from monolane.serve.service import LOG_SAYS, Service
+from monolane.serve.thinking import ThinkingParser
 
 
 class TokenizeRequest(RenderingFields):
@@ -54,7 +55,9 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         model = await service.model(body.model, request.scope)
         sent = await model.submit(body.task())
-        dialect = ChatDialect(model.model_id, model.token_json, sent.answer, sent.parser, body.stream_options)
+        tokenizer, _ = model.engine.loaded()
+        thinking = ThinkingParser() if tokenizer.speaks_harmony else None
+        dialect = ChatDialect(model.model_id, model.token_json, sent.answer, sent.parser, body.stream_options, thinking)
         return await respond(model, request, sent.answer, dialect, body.stream, sent.warnings)
 
     @app.post("/v1/completions", response_model=None)

@@ -66,6 +66,7 @@ export async function* ask(body, signal) {
     signal,
   });
   if (!response.ok) throw await refusal(response);
+  let isThinking = false; // thoughts come in a field of their own from some models, and in the text from others
   for await (const { data, comment } of events(response.body)) {
     const queued = /^queue (\d+)$/.exec(comment ?? "");
     if (queued) yield { ahead: Number(queued[1]) };
@@ -73,7 +74,11 @@ export async function* ask(body, signal) {
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(response.status, chunk.error.message, chunk.error.code);
     const choice = chunk.choices[0];
-    const text = choice?.delta ? choice.delta.content : choice?.text;
+    const said = choice?.delta ? choice.delta.content : choice?.text;
+    const thought = choice?.delta?.reasoning_content;
+    const mark = thought && !isThinking ? "<think>" : said && isThinking ? "</think>\n\n" : "";
+    isThinking = Boolean(thought || (isThinking && !said));
+    const text = mark + (thought || said || "");
     if (text) yield { text, tokens: chunk.usage.completion_tokens, promptTokens: chunk.usage.prompt_tokens };
     if (choice?.finish_reason) yield { reason: choice.finish_reason, timings: chunk.timings };
   }
