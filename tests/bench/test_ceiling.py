@@ -23,6 +23,7 @@ from monolane.bench.ceiling.result import BARRIER, HANDOFF, Ceiling, Exchange, H
 from monolane.bench.report import record
 from monolane.bench.report.schema import problems
 from monolane.errors import ResourceError, UsageError
+from thorough import thorough
 
 FOUND = Ceiling(
     "cuda (Card)",
@@ -109,6 +110,7 @@ def test_the_command_measures_shows_keeps_and_draws(
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
 
 
+@thorough
 def test_a_gpu_is_measured_in_every_way(cache: Path, gpu_of_threads: None) -> None:
     result = ceiling_run.run(ceiling_run.Options("cuda", None, None), heard)
     assert problems(result | {"machine": result["machine"] | {"gpu": {"name": "threads"}}}) == []

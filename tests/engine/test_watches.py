@@ -22,6 +22,7 @@ from monolane.engine import async_engine, core, engine_process
 from monolane.engine.async_engine import AsyncEngine
 from monolane.errors import EngineFailedError
 from monolane.target.cpu.runtime import DEADLINE_S, NAMED_S
+from thorough import thorough
 
 
 def test_every_watch_bites_within_a_second() -> None:
@@ -40,6 +41,7 @@ def test_the_watch_over_a_gpu_too() -> None:
     assert DEADLINE_S < STALL_S < 1.0 - core.BEAT_S
 
 
+@thorough
 def test_a_cpu_worker_that_stalls_is_named_and_the_next_process_answers(tmp_path: Path) -> None:
     options = json.dumps({"device": "cpu", "stalls_once": str(tmp_path / "stalled")})
     command = [sys.executable, made_up_engine.__file__, options]

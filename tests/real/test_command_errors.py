@@ -155,5 +155,5 @@ def test_no_room_to_keep_the_tape_is_no_reason_to_fail(default_model_path: Path,
     assert outcome.code == 0
     assert "error" not in outcome.err
     kept = outcome.out.split(str(tmp_path))[1:]
-    assert len(kept) == 1  # the kernel
+    assert len(kept) == 2  # the kernel and its hash
     assert kept[0].startswith("/kernels/")

@@ -27,7 +27,7 @@ CASES = [
 @pytest.mark.parametrize(("operation", "mode"), CASES)
 def test_no_request_makes_the_server_fail(server: Running, operation: Any, mode: GenerationMode) -> None:
     @settings(
-        max_examples=12,
+        max_examples=6,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -8,6 +8,7 @@ from running import openai_client, running
 
 from monolane.engine.async_engine import AsyncEngine
 from synthetic_engine import synthetic_engine
+from thorough import thorough
 
 pytestmark = needs_chromium
 
@@ -45,6 +46,7 @@ def test_another_model_is_chosen_and_loaded(chromium: Browser) -> None:
         assert server.service.models[1].engine.state.status == "ready"
 
 
+@thorough
 def test_a_model_that_cannot_chat_continues_a_text(chromium: Browser) -> None:
     beginning = "def read_json(path):"
     with running(engine=AsyncEngine.for_model("laneformer-tiny", context=128), name="laneformer-tiny") as server:

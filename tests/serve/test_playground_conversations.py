@@ -10,6 +10,8 @@ from playground_browser import PHONE, answered, ask, needs_chromium, opened, set
 from playground_server import Script
 from playwright.sync_api import Browser, Page, expect
 
+from thorough import thorough
+
 pytestmark = needs_chromium
 
 
@@ -47,6 +49,7 @@ def test_conversations_are_listed_renamed_exported_and_deleted(chromium: Browser
         expect(page.locator("#empty")).to_be_visible()
 
 
+@thorough
 def test_a_conversation_that_is_deleted_while_it_is_answered_stays_away(chromium: Browser) -> None:
     script = Script(answer=CACHE, hold_at=20)
     with opened(chromium, script) as page:
@@ -61,6 +64,7 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_stays_away(chromium
         expect(page.locator("#drawer-empty")).to_be_visible()
 
 
+@thorough
 def test_the_system_prompt_goes_first_and_survives_a_reload(chromium: Browser) -> None:
     script = Script()
     with opened(chromium, script) as page:
@@ -77,6 +81,7 @@ def test_the_system_prompt_goes_first_and_survives_a_reload(chromium: Browser) -
     assert second[0] == first[0]
 
 
+@thorough
 def test_settings_are_those_of_the_model_until_they_are_changed(chromium: Browser) -> None:
     script = Script()
     script.machine = replace(script.machine, sampling=replace(script.machine.sampling, temperature=0.6, top_p=0.8))

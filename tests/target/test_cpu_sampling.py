@@ -69,7 +69,7 @@ def check(target: Target, prompt: list[int], sampling: Sampling, logprobs: int |
             assert token.top == tuple((other, choice.logprob(distance)) for other, distance in choice.top)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(samplings, st.sampled_from([None, 0, 5, 20]))
 def test_the_kernel_samples_like_the_reference(target: Target, sampling: Sampling, logprobs: int | None) -> None:
     check(target, PROMPT, sampling, logprobs)
@@ -92,7 +92,7 @@ def scaled_target(vocab: int, workers: int, scale: float) -> Target:
     return open_target(shape, Scaled(shape, scale), device="cpu", workers=workers, context=64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from([(97, 5), (5003, 3)]),
     st.sampled_from([0.0, 1e-6, 1e-3, 0.05, 1.0, 30.0, 3000.0]),

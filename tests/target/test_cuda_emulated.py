@@ -79,7 +79,9 @@ def test_inputs_of_norms_that_shared_memory_has_no_room_for(monkeypatch: pytest.
     assert tokens[0].id == model.logits[32].argmax()
 
 
-@pytest.mark.parametrize(("halved", "workers"), [(False, (4, 9)), (True, (1, 3))], ids=["whole tiles", "half tiles"])
+@pytest.mark.parametrize(
+    ("halved", "workers"), [seldom(False, (4, 9)), (True, (1, 3))], ids=["whole tiles", "half tiles"]
+)
 def test_workers_and_delays_change_no_bit(halved: bool, workers: tuple[int, ...]) -> None:
     """Unless the workers own half tiles instead of whole ones: those are cut along k in their own way."""
     tokens = random_model(CASES[3]).tokens[:40]
@@ -148,7 +150,7 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
     ("head_dim", "split_blocks", "longest"),
     [
         pytest.param(96, 16, 256, id="a split of two steps", marks=thorough),
-        pytest.param(64, 2, 96, id="a few splits"),
+        pytest.param(64, 2, 96, id="a few splits", marks=thorough),
         pytest.param(32, 1, 22 * 4 * 16, id="from the ring, two steps a split"),
     ],
 )
@@ -181,7 +183,7 @@ def test_stop_tokens_and_the_cache() -> None:
     assert [token.id for token in rest] == free[6:]
 
 
-@pytest.mark.parametrize("prompt", [20, 1], ids=["prefill", "decode"])
+@pytest.mark.parametrize("prompt", [seldom(20), 1], ids=["prefill", "decode"])
 def test_a_stuck_worker_ends_as_an_error_that_names_a_wait(prompt: int) -> None:
     model, plan = random_model(HALVED), plan_of(HALVED, 3)
     stalled, at = 1, stage_index(plan.program, "o")

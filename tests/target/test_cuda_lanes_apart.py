@@ -47,6 +47,7 @@ def requests(model: RandomModel) -> list[Request]:
     ]
 
 
+@thorough
 @pytest.mark.parametrize(("name", "lanes"), [("two lanes", 2), seldom("mixed, sums", 2), seldom("llama-96-biases", 3)])
 def test_the_bits_are_those_of_lanes_together(name: str, lanes: int) -> None:
     plain = {case.name: case for case in CASES}
@@ -136,6 +137,7 @@ def test_a_lane_that_does_not_start_is_named(tmp_path: Path, monkeypatch: pytest
         pass
 
 
+@thorough
 def test_a_lane_that_stalls_is_named() -> None:
     model = laneformer("two lanes")
     stall = (3, 4, 2 * int(DEADLINE_S))  # the second worker of lane 1

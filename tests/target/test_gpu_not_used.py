@@ -28,6 +28,7 @@ from monolane.target.cuda import opening, packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES
 from monolane.target.cuda.presence import Presence, Unreachable
 from random_models import CASES, random_model
+from thorough import seldom
 
 TINY = random_model(CASES[3]).config  # its kernel is that of other tests, too
 NEW = Presence("NVIDIA H200", (9, 0), (13, 0))
@@ -162,7 +163,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "trace", "inspect", "python"])
+@pytest.mark.parametrize("command", ["generate", "python", *map(seldom, ("chat", "trace", "inspect"))])
 def test_every_command_says_it_once(command: str, library: Path, model: Path, tmp_path: Path) -> None:
     words = {
         "generate": ["generate", str(model), "-p", "Hi", "--max-tokens", "2"],
