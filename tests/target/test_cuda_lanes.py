@@ -70,6 +70,7 @@ def test_a_laneformer_is_the_module(variant: str) -> None:
             assert abs(logprob - exact[other]) <= tolerance
 
 
+@thorough
 def test_workers_and_delays_change_no_bit() -> None:
     model = laneformer("mixed, sums")
     request = Request(model.tokens[:18], 0, 6, frozenset(), DRAWN, 3)

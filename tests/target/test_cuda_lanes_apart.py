@@ -148,6 +148,7 @@ def test_a_lane_that_stalls_is_named() -> None:
         lane_faults.stalled(target)
 
 
+@thorough
 def test_a_mailbox_that_somebody_overwrites_ends_the_request_and_the_next_one_works() -> None:
     model = laneformer("two lanes")
     with opened_apart(model.config, model.weights, 2, context=256, deadline_s=DEADLINE_S) as target:
