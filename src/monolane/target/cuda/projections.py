@@ -32,7 +32,7 @@ LATE_LANES = 1.8
 # Chunks, and registers of a thread, that are loaded ahead of their use. The loop over chunks is unrolled as many times.
 MAX_AHEAD, REGISTERS_AHEAD = 3, 72
 FRAGMENT_REGISTERS = FRAGMENT_BYTES // 32 // 4  # of a thread, of bf16
-LOW_BIT_AHEAD = 1  # of low-bit weights: their loop is long, and unrolled it would not fit the instruction cache
+LOW_BIT_AHEAD = 1  # of low-bit weights: their loop is long, and unrolled it was slower
 INTEGER_BYTES = BLOCK * 2 + 128  # of a super-block of an input in integers, with the scales of its groups
 NONE = -1
 
