@@ -9,6 +9,8 @@ from monolane.target.cpp import braces, integer_constants
 from monolane.target.cuda.constants import FRAGMENT_BYTES, MMA_COLS
 from monolane.target.generate import SCALINGS
 
+TABLE_ZERO = 128  # is added to the values of a table, which are signed, so that all codes are unsigned
+
 
 def any_low_bit(program: Program) -> bool:
     """Whether any projection has low-bit weights."""
@@ -46,13 +48,13 @@ def _type(format: Format) -> list[str]:
     codes, scales = format.codes, format.scales
     assert codes is not None
     assert scales is not None
-    table = bytes(value & 255 for value in codes.table or (0,) * 16)
+    table = bytes(value + TABLE_ZERO for value in codes.table or (0,) * 16)
     words = [int.from_bytes(table[i : i + 4], "little") for i in range(0, 16, 4)]
     fields = {
         "bool kIsLowBit": "true",
         "bool kIsInteger": str(format.is_integer).lower(),
         "int kBits": codes.bits,
-        "int kZero": codes.zero,
+        "int kZero": TABLE_ZERO if codes.table else codes.zero,
         "bool kHasTable": str(codes.table is not None).lower(),
         **{f"uint32_t kTable{i}": f"{word:#010x}u" for i, word in enumerate(words)},
         "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",

@@ -22,6 +22,9 @@ from monolane.target.cuda.formats import any_low_bit, fragment_bytes, type_name
 from monolane.target.generate import OUTPUTS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
+# The size where weights are integers: what a warp does for every chunk takes as long as it does for two super-blocks,
+# so a chunk has several of them for each warp.
+INTEGER_SLOT_FRAGMENTS = 40
 # In-flight limits: bytes of bulk copies in flight to one thread block. The small loads of a hand-off queue behind them,
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
 # is higher where the next hand-off is further away (LOW, HIGH, HIGHEST), and in prefill passes with their barriers.
@@ -88,6 +91,8 @@ def one_row_bytes(plan: Plan, stage: Project) -> int:
 def slot_bytes(plan: Plan) -> int:
     """The size of a slot: the one that the chunks of all tiles fill best."""
     layout = plan.layout
+    if any(stage.matrix.format.is_integer for stage in plan.program.projections):
+        return INTEGER_SLOT_FRAGMENTS * FRAGMENT_BYTES
 
     def filled(slot: int) -> float:
         chunks = [(layout.tiles(p), _cut(plan, p, slot)[0], layout.tile_bytes(p)) for p in plan.program.projections]

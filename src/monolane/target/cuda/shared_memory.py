@@ -32,7 +32,6 @@ REDUCE_BYTES = 512  # of reductions, flags and the mailbox to the watchdog; csrc
 MIN_PREFILL_SLOTS = 2
 MAX_LOGITS_BYTES = 8192  # of a worker's logits, if they are kept in shared memory
 BANK_SHIFT = 32  # elements of bf16 that are added to a row, so that consecutive rows start in different banks
-SUMS_BYTES = 4 * DECODE_BATCH * CONSUMER_WARPS * MMA_COLS
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
     spare = limit - besides - slots * slot  # it goes to the input region, where attention's scratch can use it
     input_at, input_bytes = slots * slot, _input_bytes(plan) + spare // ALIGNMENT * ALIGNMENT
     sums = input_at + input_bytes
-    residual = sums + _up(SUMS_BYTES, ALIGNMENT)
+    residual = sums + _up(_sums_bytes(plan), ALIGNMENT)
     exchange = residual + _up(4 * PASS_ROWS * owned_rows(plan), ALIGNMENT)
     barriers = exchange + _exchange_bytes(plan)
     owned = barriers + 4 * slots * 8  # full and empty, for decode and for prefill passes
@@ -154,7 +153,7 @@ def max_own_tokens(plan: Plan) -> int:
 
 
 def _besides_ring(plan: Plan) -> int:
-    fixed = _input_bytes(plan) + SUMS_BYTES + 4 * PASS_ROWS * owned_rows(plan) + RESERVED_BYTES
+    fixed = _input_bytes(plan) + _sums_bytes(plan) + 4 * PASS_ROWS * owned_rows(plan) + RESERVED_BYTES
     return fixed + _exchange_bytes(plan) + 8 * len(plan.program.projections) + _up(max_own_tokens(plan), ALIGNMENT)
 
 
@@ -186,7 +185,7 @@ def _input_bytes(plan: Plan) -> int:
     scratch = _attention_offsets(plan)["kAccumulatorsOffset"] + _accumulators_bytes(plan)
     chunk = slot_bytes(plan) // plan.layout.tile_rows  # bytes of a row of bf16
     widest = max(_up(one_row_bytes(plan, stage), chunk) for stage in plan.program.projections)
-    return _up(max(widest, scratch - SUMS_BYTES, _sampling_bytes(plan)), ALIGNMENT)
+    return _up(max(widest, scratch - _sums_bytes(plan), _sampling_bytes(plan)), ALIGNMENT)
 
 
 def _attention_offsets(plan: Plan) -> dict[str, int]:
@@ -230,6 +229,12 @@ def _sampling_bytes(plan: Plan) -> int:
     global memory."""
     tables, logits = _sampling_tables_bytes(plan), _up(4 * max_own_tokens(plan), ALIGNMENT)
     return max(tables, _head_input_bytes(plan)) + logits if logits <= MAX_LOGITS_BYTES else tables
+
+
+def _sums_bytes(plan: Plan) -> int:
+    """Bytes of the sums of a batch of tiles: twice as many where weights are integers (csrc/project.cuh)."""
+    integers = any(stage.matrix.format.is_integer for stage in plan.program.projections)
+    return 4 * DECODE_BATCH * CONSUMER_WARPS * MMA_COLS * (1 + integers)
 
 
 def _sampling_scratch(plan: Plan, input_at: int, sums: int, residual: int) -> dict[str, int]:

@@ -2,17 +2,24 @@
 // docs/formats.md the formats. The generated source has a type F for every format of the program, with
 //
 //     kBits, kZero               of a code
-//     kHasTable, kTable0 to 3    whether codes are looked up, and the 16 values of the table, signed, four in a word
+//     kHasTable, kTable0 to 3    whether codes are looked up, and the 16 values of the table, with kZero added, four in a word
 //     kScaling                   what its scales are
 //     kScaleBytes, kBlockBytes   bytes of the scales of a row and group, and of a row and super-block
 //     kIsInteger                 whether codes are integers; fp8.cuh multiplies the others
 //
-// A fragment of such a matrix is a super-block of a tile: 8 rows x 256 columns, the 8 groups j = 0 to 7. Thread 4g + t of a warp has the codes of row g,
-// columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of every group, and the scales of group g for rows 2t and 2t + 1.
+// A fragment of such a matrix is a super-block of a tile: 8 rows x 256 columns, the 8 groups j = 0 to 7. Thread 4g + t of a warp has of row g: the codes of
+// columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of every group, and the scales of groups t and 4 + t.
 //
-// 1 row: 8-bit integers. The input is 15-bit integers, high * 128 + low, with a scale per group (store_integers in prepare.cuh). The input of group j is
-// in two rows of A, its high parts in row j and its low parts in row j + 8, and all other rows are zero. So after 8 MMAs, with the codes of one group as
-// B each, thread 4g + t has the sums of group g for rows 2t and 2t + 1: these are the ones that it has the scales of.
+// 1 row: 8-bit integers. The input is 15-bit integers, high * 128 + low, with a scale per group (store_integers in prepare.cuh). The codes are A, and the
+// input is B. Two MMAs multiply 4 groups, 4s to 4s + 3 for s = 0 or 1. Rows 0-7 of A are the 8 rows of weights with one group, rows 8-15 are the same
+// rows with another group. Each group has two columns of B, one for its high parts and one for its low parts, and zeros where it is not in the MMA:
+//
+//     MMA   rows 0-7 of A   rows 8-15 of A   columns 0 1 of B   2 3            4 5            6 7
+//     0     group 4s        group 4s + 2     group 4s           0              group 4s + 2   0
+//     1     group 4s + 1    group 4s + 3     0                  group 4s + 1   0              group 4s + 3
+//
+// Thread 4g + t then has row g of C, columns 2t and 2t + 1. In rows 0-7 these are the sums of group 4s + t if t < 2, in rows 8-15 if t >= 2, and it is
+// the scales of this group that the thread has. The other half of C are products of one group's weights with the input of another, and is ignored.
 //
 // 16 rows: bf16. All rows of A are rows of the pass, so weights become bf16, and two MMAs multiply a group.
 #pragma once
@@ -58,12 +65,11 @@ struct LowBitFragment {
   using Place = BlockPlace<F, kTileRows>;
   static constexpr int kPlanes = F::kBits == 8 ? 2 : 1;  // words of codes of a group
   static constexpr int kHighWords = F::kBits == 8 ? 0 : F::kBits - 4;  // of 4 groups
-  static constexpr int kScaleWords = F::kScaleBytes / 2, kBlockWords = F::kBlockBytes / 2;  // of two rows
 
-  Word4 codes[2][kPlanes];           // of 4 groups each, a word for each
-  uint32_t high[2 * kHighWords + 1];  // [4 groups][word]; the last element is not used, nor are the last ones of the next two
-  uint32_t scales[kScaleWords + 1];   // of rows 2t and 2t + 1
-  uint32_t blocks[kBlockWords + 1];
+  Word4 codes[2][kPlanes];            // of 4 groups each, a word for each
+  uint32_t high[2 * kHighWords + 1];  // [4 groups][word]; the last element is not used
+  uint32_t scales[2];                 // of row g, groups t and 4 + t
+  uint32_t blocks[4];                 // of row g; of FP8, those of rows 2t and 2t + 1
 
   // Loads it; returns a value that depends on everything loaded.
   MONOLANE_DEVICE uint32_t load(const char* from, int lane_index) {
@@ -74,11 +80,14 @@ struct LowBitFragment {
       loaded ^= codes[i / kPlanes][i % kPlanes].x;
     }
     loaded ^= words<2 * kHighWords>(high, from + Place::high(kBlockGroups), lane_index);
-    loaded ^= words<kScaleWords>(scales, from + Place::scales(kBlockGroups), lane_index);
-    return loaded ^ words<kBlockWords>(blocks, from + Place::blocks(kBlockGroups), lane_index % 4);
+    if constexpr (!F::kIsInteger) return loaded ^ words<4>(blocks, from + Place::blocks(kBlockGroups), lane_index % 4);
+#pragma unroll
+    for (int s = 0; s < 2; s++)
+      loaded ^= scales[s] = number<F::kScaleBytes>(from + Place::scales(kBlockGroups), (4 * s + lane_index % 4) * kTileRows + lane_index / 4);
+    return loaded ^ (blocks[0] = number<F::kBlockBytes>(from + Place::blocks(kBlockGroups), lane_index / 4));
   }
 
-  // The codes of the first and of the last 16 columns of group j, four in a word: signed values where there is a table, else as they are.
+  // The codes of the first and of the last 16 columns of group j, four in a word; what a table has for them, where there is one.
   MONOLANE_DEVICE void codes_of(int j, uint32_t (&halves)[2]) const {
     const int part = j / kHalfGroups, place = j % kHalfGroups;
     if constexpr (F::kBits == 8) {
@@ -94,15 +103,24 @@ struct LowBitFragment {
     }
   }
 
-  // Moves the second half of the codes into the place of the first.
+  // Moves the second half of the codes and scales into the place of the first.
   MONOLANE_DEVICE void skip_half() {
 #pragma unroll
     for (int i = 0; i < kPlanes; i++) codes[0][i] = codes[1][i];
 #pragma unroll
     for (int i = 0; i < kHighWords; i++) high[i] = high[kHighWords + i];
+    scales[0] = scales[1];
   }
 
  private:
+  // Element `index` of an array of numbers of kBytes bytes: 0, 2 or 4.
+  template <int kBytes>
+  MONOLANE_DEVICE static uint32_t number(const char* from, int index) {
+    if constexpr (kBytes == 2) return reinterpret_cast<const uint16_t*>(from)[index];
+    if constexpr (kBytes == 4) return reinterpret_cast<const uint32_t*>(from)[index];
+    return 0;
+  }
+
   // kCount consecutive words for each thread (or each of 4), loaded at once.
   template <int kCount, int kSize>
   MONOLANE_DEVICE static uint32_t words(uint32_t (&to)[kSize], const char* from, int thread) {
@@ -122,24 +140,27 @@ struct LowBitFragment {
 };
 
 // A byte of a word as a float, less `zero`. The byte becomes the lowest one of a float of 2^23: conversions of integers have an eighth of the throughput.
-MONOLANE_DEVICE float byte_to_float(uint32_t word, int place, float zero = 0.0f) {
-  return ptx::float_of(ptx::byte_perm(word, 0x4b000000u, 0x7540u | place)) - (8388608.0f + zero);
-}
+constexpr float kShifted = 8388608.0f;  // 2^23
+MONOLANE_DEVICE float shifted_byte(uint32_t word, int place, uint32_t exponent) { return ptx::float_of(ptx::byte_perm(word, exponent, 0x7540u | place)); }
+MONOLANE_DEVICE float byte_to_float(uint32_t word, int place, float zero = 0.0f) { return shifted_byte(word, place, 0x4b000000u) - (kShifted + zero); }
 
-// The numbers of a row and group as they are stored: 16 or 32 bits of `scales`, and `blocks` of the super-block.
+// The numbers of a row and group as they are stored: 16 or 32 bits of `scales`, and `blocks` of the super-block. `exponent`: the bits of kShifted; the
+// caller has them in a register, because an instruction that takes bytes has room for one constant, which is the places.
 template <class F>
 struct Scales {
   float scale, last_scale, minimum, zero;  // last_scale: of the last 16 columns, where they have one of their own
 
-  MONOLANE_DEVICE Scales(uint32_t numbers, uint32_t block) : scale(0.0f), last_scale(0.0f), minimum(0.0f), zero(0.0f) {
+  MONOLANE_DEVICE Scales(uint32_t numbers, uint32_t block, uint32_t exponent = 0x4b000000u) : scale(0.0f), last_scale(0.0f), minimum(0.0f), zero(0.0f) {
     constexpr Scaling kScaling = F::kScaling;
     if constexpr (kScaling == Scaling::kBlockMin) {
-      scale = ptx::half_to_float(block) * byte_to_float(numbers, 0);
-      minimum = -ptx::half_to_float(block >> 16) * byte_to_float(numbers, 1);
+      // Only the sum is rounded: the product with a power of two is exact.
+      const float factor = ptx::half_to_float(block), negative = -ptx::half_to_float(block >> 16);
+      scale = ptx::multiply_add(factor, shifted_byte(numbers, 0, exponent), -kShifted * factor);
+      minimum = ptx::multiply_add(negative, shifted_byte(numbers, 1, exponent), -kShifted * negative);
     } else if constexpr (kScaling == Scaling::kBlock16) {
       const float factor = ptx::half_to_float(block);
-      scale = factor * byte_to_float(numbers ^ 0x8080u, 0, 128.0f);
-      last_scale = factor * byte_to_float(numbers ^ 0x8080u, 1, 128.0f);
+      scale = factor * (shifted_byte(numbers ^ 0x8080u, 0, exponent) - (kShifted + 128.0f));
+      last_scale = factor * (shifted_byte(numbers ^ 0x8080u, 1, exponent) - (kShifted + 128.0f));
     } else {
       scale = ptx::half_to_float(numbers);
       if constexpr (kScaling == Scaling::kScaleMin) minimum = ptx::half_to_float(numbers >> 16);
@@ -148,71 +169,85 @@ struct Scales {
   }
 };
 
-// The numbers of row 2t + `which` among those of rows 2t and 2t + 1.
-template <class F>
-MONOLANE_DEVICE Scales<F> scales_of(const LowBitFragment<F>& weights, int which) {
-  constexpr bool kPacked = F::kScaleBytes == 2, kPackedBlocks = F::kBlockBytes < 4;
-  return {kPacked ? weights.scales[0] >> 16 * which : weights.scales[which], kPackedBlocks ? weights.blocks[0] >> 16 * which : weights.blocks[which]};
-}
+// The input of a fragment in integers, what a thread has of it.
+struct IntegerInput {
+  uint32_t operand[2][2][2];              // B of each MMA: [s][MMA][first or last 16 columns]
+  float scale[2];                         // of groups t and 4 + t
+  int32_t first[2], last[2];              // the sums of their integers, of the first and of the last 16 columns
+  bool above;                             // whether the sums of these groups are in rows 0-7 of C
+  uint32_t exponent;                      // see Scales
 
-// 1 row: adds the products of a fragment to `sums`, of this thread's group and rows 2t and 2t + 1. `operand(j)`: the A operand of group j. `about`: the
-// scale of this thread's group of the input, and the sums of its integers over both halves.
-template <class F, class Operand>
-MONOLANE_DEVICE void multiply_integers(const LowBitFragment<F>& weights, Operand operand, const Word4& about, float (&sums)[4]) {
-  constexpr bool kHalves = F::kScaling == Scaling::kBlock16;  // sums of 16 columns: each half of a group has its own scale
-  constexpr int kZero = F::kBits == 8 ? 0 : F::kZero;         // 8-bit codes become signed
-  int32_t c[2][4] = {};  // of the first and of the last 16 columns, or of even and odd groups
+  // `from`: the place of this thread in the super-block.
+  MONOLANE_DEVICE void load(const uint16_t* from, int lane_index) {
+    const Word4 own = *reinterpret_cast<const Word4*>(from);  // of two groups: both halves of one, then those of the other
+    const bool second = lane_index / 8 % 2;                    // the MMA that these groups are in
 #pragma unroll
-  for (int j = 0; j < kBlockGroups; j++) {
-    const Word4 a = operand(j);
-    uint32_t b[2];
-    weights.codes_of(j, b);
-    if constexpr (F::kBits == 8) b[0] ^= 0x80808080u, b[1] ^= 0x80808080u;
-    if constexpr (kHalves)
-      ptx::mma(c[0], a.x, a.y, b[0]), ptx::mma(c[1], a.z, a.w, b[1]);
-    else
-      ptx::mma(c[j % 2], a.x, a.y, a.z, a.w, b[0], b[1]);
+    for (int i = 0; i < 2; i++) {
+      const bool mine = second == i;
+      operand[0][i][0] = mine ? own.x : 0, operand[0][i][1] = mine ? own.y : 0;
+      operand[1][i][0] = mine ? own.z : 0, operand[1][i][1] = mine ? own.w : 0;
+    }
+    above = lane_index % 4 < 2;
+    exponent = static_cast<uint32_t>(ptx::kept(0x4b000000));
+    const uint16_t* about = from - lane_index * 8 + kBlockCols + lane_index % 4 * 8;
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+      const Word4 group = *reinterpret_cast<const Word4*>(about + s * kHalfGroups * 8);
+      scale[s] = ptx::float_of(group.x), first[s] = static_cast<int32_t>(group.y), last[s] = static_cast<int32_t>(group.z);
+    }
   }
-  const float scale = ptx::float_of(about.x);
-  const int32_t first = static_cast<int32_t>(about.y), last = static_cast<int32_t>(about.z), whole = first + last;
+};
+
+// 1 row: the products of a fragment, of row g and groups t and 4 + t.
+template <class F>
+MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F>& weights, const IntegerInput& x) {
+  constexpr bool kHalves = F::kScaling == Scaling::kBlock16;  // sums of 16 columns: each half of a group has its own scale
+  float result = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const Scales<F> own = scales_of(weights, i);
+  for (int s = 0; s < 2; s++) {
+    int32_t c[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      uint32_t upper[2], lower[2];
+      weights.codes_of(4 * s + i, upper);
+      weights.codes_of(4 * s + 2 + i, lower);
+      if constexpr (kHalves)
+        ptx::mma(c[0], upper[0], lower[0], x.operand[s][i][0]), ptx::mma(c[1], upper[1], lower[1], x.operand[s][i][1]);
+      else
+        ptx::mma(c[0], upper[0], lower[0], upper[1], lower[1], x.operand[s][i][0], x.operand[s][i][1]);
+    }
+    // The sum of products with the codes less their zero.
+    const auto sum_of = [&](const int32_t (&n)[4], int32_t sum) {
+      const int32_t high = x.above ? n[0] : n[2], low = x.above ? n[1] : n[3];
+      return static_cast<float>(high * 128 + low - F::kZero * sum);
+    };
+    const Scales<F> own(weights.scales[s], weights.blocks[0], x.exponent);
+    float total;
     if constexpr (kHalves) {
-      const int32_t n0 = c[0][i] * 128 + c[0][i + 2] - kZero * first, n1 = c[1][i] * 128 + c[1][i + 2] - kZero * last;
-      sums[i] += scale * (own.scale * static_cast<float>(n0) + own.last_scale * static_cast<float>(n1));
+      total = own.scale * sum_of(c[0], x.first[s]) + own.last_scale * sum_of(c[1], x.last[s]);
     } else {
-      const int32_t n = (c[0][i] + c[1][i]) * 128 + (c[0][i + 2] + c[1][i + 2]) - kZero * whole;
+      const int32_t whole = x.first[s] + x.last[s];
       const float sum = static_cast<float>(whole);
-      float total = static_cast<float>(n);
+      total = sum_of(c[0], whole);
       if constexpr (F::kScaling == Scaling::kScaleZero) total -= own.zero * sum;
       total *= own.scale;
       if constexpr (F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kBlockMin) total += own.minimum * sum;
-      sums[i] += scale * total;
     }
+    result += x.scale[s] * total;
   }
+  return result;
 }
 
-// A weight from its code, as an unsigned byte: `kWidenedZero` is subtracted.
-template <class F>
-constexpr float kWidenedZero = F::kHasTable ? 128.0f : static_cast<float>(F::kZero);
+// A weight from its code.
 template <class F>
 MONOLANE_DEVICE float widened(uint32_t codes, int place, const Scales<F>& own, bool last) {
-  const float code = byte_to_float(codes, place, kWidenedZero<F>) - own.zero;
+  const float code = byte_to_float(codes, place, static_cast<float>(F::kZero)) - own.zero;
   return code * (F::kScaling == Scaling::kBlock16 && last ? own.last_scale : own.scale) + own.minimum;
 }
 
 // 16 rows: multiplies a fragment. `inputs(j, upper, lower)`: loads the input of this thread's columns of group j, for rows g and g + 8 of the pass.
 template <class F, class Inputs>
 MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F>& weights, int lane_index, float (&sums)[4][4], Inputs inputs) {
-  const int row = lane_index / 4, which = row % 2;  // of the weights: B's column
-  // The numbers of row g are in the threads that have rows 2t and 2t + 1, where t = g / 2.
-  uint32_t block = 0;
-  if constexpr (F::kBlockBytes == 2) block = ptx::shuffle(weights.blocks[0], row / 2) >> 16 * which;
-  if constexpr (F::kBlockBytes == 4) {
-    const uint32_t even = ptx::shuffle(weights.blocks[0], row / 2), odd = ptx::shuffle(weights.blocks[1], row / 2);
-    block = which ? odd : even;
-  }
   // A loop over the two halves of a super-block, not unrolled: otherwise the compiler mixes the instructions of all 8 groups, and spills.
   LowBitFragment<F> left = weights;
 #pragma unroll 1
@@ -221,19 +256,11 @@ MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F>& weights, int lane
     for (int j = 0; j < kHalfGroups; j++) {
       Word4 upper, lower;
       inputs(first + j, upper, lower);
-      const int source = 4 * (first + j) + row / 2;
-      uint32_t numbers = ptx::shuffle(weights.scales[0], source);
-      if constexpr (F::kScaleBytes == 2) numbers >>= 16 * which;
-      if constexpr (F::kScaleBytes == 4) {
-        const uint32_t odd = ptx::shuffle(weights.scales[1], source);
-        numbers = which ? odd : numbers;
-      }
-      const Scales<F> own(numbers, block);
+      const Scales<F> own(ptx::shuffle(left.scales[0], lane_index / 4 * 4 + j), weights.blocks[0]);
       uint32_t codes[2];
       left.codes_of(j, codes);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        if constexpr (F::kHasTable) codes[half] ^= 0x80808080u;
         const auto weight = [&](int place) { return widened<F>(codes[half], place, own, half); };
         ptx::mma(sums[(2 * j + half) % 4], half ? upper.z : upper.x, half ? lower.z : lower.x, half ? upper.w : upper.y, half ? lower.w : lower.y,
                  ptx::bf16_pair(weight(0), weight(1)), ptx::bf16_pair(weight(2), weight(3)));
@@ -276,7 +303,7 @@ MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v
     for (int i = 0; i < 4; i++) v[i] = scale * float_of_code(codes >> 8 * i & 0xffu);
     return;
   }
-  if constexpr (F::kHasTable) codes = looked_up<F>(codes) ^ 0x80808080u;
+  if constexpr (F::kHasTable) codes = looked_up<F>(codes);
   const int numbers_at = Place::scales(groups) + (group * kRows + row) * F::kScaleBytes, block_at = Place::blocks(groups) + row * F::kBlockBytes;
   uint32_t numbers, of_block = 0;
   if constexpr (F::kScaleBytes == 2) numbers = number(numbers_at);

@@ -82,24 +82,30 @@ MONOLANE_NOINLINE uint32_t embedding_element(int32_t token, int k) {
 //     A register       a0                 a1                      a2                      a3
 //     columns          4t, 4t + 1         16 + 4t, 17 + 4t        4t + 2, 4t + 3          18 + 4t, 19 + 4t
 //
-// Other low-bit weights: thread t has columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of a group of 32, of which it loads the input as 16 bytes. With 16 rows
-// these are the eight columns in bf16. With 1 row they are the A operand of mma.m16n8k32 for 8-bit integers, with the high parts of the 15-bit integers
-// in one row of A and the low parts in another one:
+// Other low-bit weights: thread t has columns 4t to 4t + 3 and 16 + 4t to 19 + 4t of a group of 32. With 16 rows it loads their input as 16 bytes, the
+// eight columns in bf16. With 1 row the input is B of mma.m16n8k32 for 8-bit integers, with the high parts of the 15-bit integers in one column of B and
+// the low parts in the next (lowbit.cuh). Thread 4g + t of a warp loads 16 bytes of a super-block, at 16 * (4g + t):
 //
-//     A register       a0                     a1          a2                          a3
-//     columns          4t .. 4t + 3           the same    16 + 4t .. 19 + 4t          the same
-//     what             high parts             low parts   high parts                  low parts
+//     word             0                        1                             2                           3
+//     group            g / 2                    g / 2                         4 + g / 2                   4 + g / 2
+//     columns          4t .. 4t + 3             16 + 4t .. 19 + 4t            4t .. 4t + 3                16 + 4t .. 19 + 4t
+//     what             high parts if g is even, else low parts
 //
 // After the 8 groups of a super-block, 512 bytes, there are 16 bytes for each of them: the scale of the integers, and the sums of the first and of the
 // last 16 of them, which zero points and minimums of the weights are multiplied with.
 //
 // Returns the index, in elements of bf16, of columns k and k + 1, where k is a multiple of 4. Columns k + 2 and k + 3 lie 4 elements further, or 2 where
-// weights are integers. kIntegers: 1 row of such weights, where the high parts of four columns lie in the place of two, and the low parts behind them.
+// weights are integers. kIntegers: 1 row of such weights; returns the index of the high parts of columns k to k + 3, and kLowParts is the distance of the
+// low parts.
 constexpr int kBlockElements = kBlockCols + kBlockGroups * 8;  // of a super-block of integers, with what lies behind it, in elements of bf16
+constexpr int kLowParts = 4 * 8;
 template <class P, bool kIntegers = false>
 MONOLANE_DEVICE int input_index(int k) {
-  if constexpr (P::Format::kIsLowBit)
-    return k / kGroupCols * kGroupCols + k % 16 / 4 * 8 + k % kGroupCols / 16 * (P::Format::kIsInteger ? 4 : 2) + (kIntegers ? k / kBlockCols * (kBlockElements - kBlockCols) : 0);
+  if constexpr (kIntegers) {
+    const int group = k % kBlockCols / kGroupCols, half = k % kGroupCols / 16, c = k % 16 / 4;
+    return k / kBlockCols * kBlockElements + (group % kHalfGroups * 8 + c) * 8 + group / kHalfGroups * 4 + half * 2;
+  }
+  if constexpr (P::Format::kIsLowBit) return k / kGroupCols * kGroupCols + k % 16 / 4 * 8 + k % kGroupCols / 16 * (P::Format::kIsInteger ? 4 : 2);
   if constexpr (P::kFragmentCols == kKBlock) return k / 8 * 8 + k % 8 / 4 * 2;
   return k / (2 * kKBlock) * (2 * kKBlock) + k % 8 / 4 * kKBlock + k % kKBlock / 8 * 8 + k / kKBlock % 2 * 2;
 }
@@ -114,9 +120,10 @@ constexpr To kOneRow = P::Format::kIsInteger ? To::kIntegers : To::kShared;
 // of a group is its largest magnitude / 16256; program/activations.py says the same.
 MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_t* about) {
   constexpr float kLargest = 16256.0f, kSmallest = 1e-30f;  // 127 * 128; a group without a value larger than kSmallest becomes zeros
-  float largest = 0.0f;  // NaN where any value is
+  float pairs[4];  // NaN where any value is
 #pragma unroll
-  for (int i = 0; i < 8; i++) largest = ptx::larger_magnitude(largest, v[i / 4][i % 4]);
+  for (int i = 0; i < 4; i++) pairs[i] = ptx::larger_magnitude(v[0][i], v[1][i]);
+  float largest = ptx::larger_magnitude(ptx::larger_magnitude(pairs[0], pairs[1]), ptx::larger_magnitude(pairs[2], pairs[3]));
 #pragma unroll
   for (int mask = 1; mask < 4; mask *= 2) largest = ptx::larger_magnitude(largest, ptx::shuffle_xor(largest, mask));
   const bool finite = largest < kInfinity, counts = finite && largest >= kSmallest;
@@ -126,14 +133,15 @@ MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_
   constexpr float kShift = 12582912.0f + 64.0f;
   uint32_t sum = 8u * (0u - 0x4b400040u);  // minus the bits of 8 * kShift
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
+  for (int four = 0; four < 2; four++) {
     uint32_t n[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) n[i] = ptx::bits_of(v[half][i] * factor + kShift), sum += n[i];
+    for (int i = 0; i < 4; i++) n[i] = ptx::bits_of(v[four][i] * factor + kShift), sum += n[i];
     const uint32_t first = ptx::byte_perm(n[0], n[1], 0x5410), last = ptx::byte_perm(n[2], n[3], 0x5410);
     const uint32_t high = ptx::byte_perm(first >> 7, last >> 7, 0x6420);
     const uint32_t low = (ptx::byte_perm(first, last, 0x6420) & 0x7f7f7f7fu) ^ 0x40404040u;  // 7-bit integers, which become 8-bit ones
-    reinterpret_cast<uint64_t*>(x)[2 * half] = static_cast<uint64_t>(low + (low & 0x40404040u) * 2) << 32 | high;
+    uint32_t* to = reinterpret_cast<uint32_t*>(x + four * 8);
+    to[0] = high, to[kLowParts / 2] = low + (low & 0x40404040u) * 2;
   }
   sum += ptx::shuffle_xor(sum, 1);
   uint32_t* to = reinterpret_cast<uint32_t*>(about);
@@ -270,7 +278,9 @@ constexpr bool kShuffles = P::kNorm != kNone || P::Format::kIsInteger;
 template <class P>
 MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   constexpr To kTo = kOneRow<P>;
-  constexpr int kBurst = burst_of<P, kConsumers, 6, kTo>(), kCols = P::kCols;
+  // A burst is a round trip to L2. Where there are no weights of a norm, registers allow for more loads at a time.
+  constexpr int kMost = P::kNorm == kNone && kTo == To::kIntegers ? 10 : 6;
+  constexpr int kBurst = burst_of<P, kConsumers, kMost, kTo>(), kCols = P::kCols;
   using Own = Fours<kTo, kConsumers>;
   const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one

@@ -102,25 +102,16 @@ struct DecodeInputs {
   }
 };
 
-// The A operand of group j of a super-block: its input in row j, and zeros in all others. `own`: the input of the thread's own group.
-MONOLANE_DEVICE Word4 own_row(const Word4& own, int j) {
-  const bool mine = lane_id() / 4 == j;
-  return {mine ? own.x : 0, mine ? own.y : 0, mine ? own.z : 0, mine ? own.w : 0};
-}
-
-// The same for integers: those of the thread's own group of each super-block, and what belongs to the group. The sums of the thread's group
-// and of rows 2t and 2t + 1 are in sums[0][0..1].
+// The same for integers. The sum of row g over the thread's groups is in sums[0][0].
 template <class S, int kFirst, int kCount>
 struct DecodeInputs<S, kFirst, kCount, true, false> {
-  Word4 values[kCount], about[kCount];
+  IntegerInput values[kCount];
 
   MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
-    const int behind = kBlockCols - lane_id() * 8 + lane_id() / 4 * 8;
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
-      values[i] = about[i] = {0, 0, 0, 0};
-      const uint16_t* at = from + (kFirst + i) * kWarpgroupWarps * kBlockElements;
-      if (S::has(kFirst + i, fragments, warp)) values[i] = *reinterpret_cast<const Word4*>(at), about[i] = *reinterpret_cast<const Word4*>(at + behind);
+      values[i] = {};
+      if (S::has(kFirst + i, fragments, warp)) values[i].load(from + (kFirst + i) * kWarpgroupWarps * kBlockElements, lane_id());
     }
   }
 
@@ -128,32 +119,7 @@ struct DecodeInputs<S, kFirst, kCount, true, false> {
   MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, float (&sums)[4][4]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i++)
-      if (S::has(kFirst + i, fragments, warp))
-        multiply_integers(weights[kFirst + i], [&](int j) { return own_row(values[i], j); }, about[i], sums[0]);
-  }
-};
-
-// The same, with the A operands of all groups in registers.
-template <class S, int kCount>
-struct IntegerOperands {
-  Word4 values[kCount][kBlockGroups], about[kCount];
-
-  MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
-    DecodeInputs<S, 0, kCount> inputs;
-    inputs.load(from, fragments, warp);
-#pragma unroll
-    for (int i = 0; i < kCount; i++) {
-      about[i] = inputs.about[i];
-#pragma unroll
-      for (int j = 0; j < kBlockGroups; j++) values[i][j] = own_row(inputs.values[i], j);
-    }
-  }
-
-  template <class Weights>
-  MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, float (&sums)[4][4]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; i++)
-      if (S::has(i, fragments, warp)) multiply_integers(weights[i], [&](int j) { return values[i][j]; }, about[i], sums[0]);
+      if (S::has(kFirst + i, fragments, warp)) sums[0][0] += multiply_integers(weights[kFirst + i], values[i]);
   }
 };
 
@@ -282,36 +248,36 @@ MONOLANE_DEVICE void multiply_low_bit(const Weights& weights, const uint16_t* fr
   }
 }
 
-// Inputs that a warp keeps in registers from one tile to the next: of all its fragments of a chunk. kInputRows: 1 or kPassRows. kOperands: as operands
-// of integers. Those of a few super-blocks fit into registers, 32 for each. Of more of them the warp keeps the input, and makes operands for every tile.
-template <class S, int kInputRows, bool kOperands = S::kIsInteger && S::kWarpFragments * S::kWarpShares <= 2>
+// Inputs that a warp keeps in registers from one tile to the next: of all its fragments of a chunk. kInputRows: 1 or kPassRows.
+template <class S, int kInputRows>
 struct KeptInputs {
   PrefillInputs<S, false, S::kWarpFragments> inputs;
 
   MONOLANE_DEVICE void load(const uint16_t* from, int stride, int fragments, int warp) { inputs.load(from, stride, fragments, warp); }
 };
 template <class S>
-struct KeptInputs<S, 1, false> {
+struct KeptInputs<S, 1> {
   DecodeInputs<S, 0, S::kWarpFragments> inputs;
-
-  MONOLANE_DEVICE void load(const uint16_t* from, int, int fragments, int warp) { inputs.load(from, fragments, warp); }
-};
-template <class S>
-struct KeptInputs<S, 1, true> {
-  IntegerOperands<S, S::kWarpFragments> inputs;
 
   MONOLANE_DEVICE void load(const uint16_t* from, int, int fragments, int warp) { inputs.load(from, fragments, warp); }
 };
 
 // --- sums ---
 
-// The sums of a batch lie in shared memory as [tile of the batch][part][share][row of the pass][column of C], fp32. `part` is the
-// warpgroup where all warpgroups take chunks of a tile, else 0.
-template <int kInputRows>
-MONOLANE_DEVICE float* sums_at(int tile, int part, int warp) {
-  float* first = kInputRows > 1 ? shared::prefill_sums() : shared::sums();
-  return first + ((tile * kWarpgroups + part) * kWarpgroupWarps + warp) * kInputRows * kMmaCols;
-}
+// The sums of a batch lie in shared memory as [tile of the batch][part][share][row of the pass][column of C], fp32. `part` is the warpgroup where all
+// warpgroups take chunks of a tile, else 0. Of integers there are four sums for each column, one of every thread that has groups of it (lowbit.cuh): it
+// takes less time to add them up later, once for a tile, than to shuffle them for every chunk. Tiles without parts then have no room for them.
+template <class S, int kInputRows>
+struct Sums {
+  static constexpr bool kFours = S::kIsInteger && kInputRows == 1;
+  static constexpr int kColumn = kFours ? 4 : 1, kParts = kFours && S::kWholeTiles ? 1 : kWarpgroups;
+  static constexpr int kShare = kInputRows * kMmaCols * kColumn, kTile = kParts * kWarpgroupWarps * kShare;
+  static constexpr int kBatch = kInputRows > 1 ? kPrefillBatch : kFours && kParts > 1 ? kDecodeBatch / 2 : kDecodeBatch;  // tiles
+
+  MONOLANE_DEVICE static float* at(int tile, int part, int share) {
+    return (kInputRows > 1 ? shared::prefill_sums() : shared::sums()) + tile * kTile + (part * kWarpgroupWarps + share) * kShare;
+  }
+};
 
 // Adds up the four accumulators, stores the part of C that counts at `to` (or adds it to what earlier chunks of the tile have left there, if `add`;
 // or does neither, unless `exists`), and clears the accumulators for the next tile. Thread 4g + t holds columns 2t and 2t + 1 of C: of row g in sums[.][0..1], of row g + 8 in
@@ -333,14 +299,10 @@ MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], 
     }
     store(row * kMmaCols + column, total[0]), store(row * kMmaCols + column + 1, total[1]);
     store((row + 8) * kMmaCols + column, total[2]), store((row + 8) * kMmaCols + column + 1, total[3]);
-  } else if (S::kIsLowBit) {  // of integers, a sum for each group of a super-block
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      float total = sums[0][i];
-#pragma unroll
-      for (int mask = S::kIsInteger ? 4 : 32; mask < 32; mask *= 2) total += ptx::shuffle_xor(total, mask);
-      if (row == 0) store(column + i, total);
-    }
+  } else if (S::kIsInteger) {  // thread 4g + t has the sum of row g over its groups
+    store(lane_index, sums[0][0]);
+  } else if (S::kIsFp8) {
+    if (row == 0) store(column, sums[0][0]), store(column + 1, sums[0][1]);
   } else {
     // Whole tiles: even accumulators (w0 w1) count in rows 0-7 (`above`), odd ones (w2 w3) in rows 8-15 (`below`). Half tiles: all accumulators count
     // in rows 0-7 for columns 0-3, and in rows 8-15 for columns 4-7.
@@ -363,12 +325,20 @@ MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], 
 // and output_row + 4 of C belong to the same output row.
 template <class P, class S, int kInputRows>
 MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
+  using Of = Sums<S, kInputRows>;
   constexpr int kRows = P::kTileRows;
-  const float* from = sums_at<kInputRows>(tile, 0, 0) + row * kMmaCols + output_row;
+  const float* from = Of::at(tile, 0, 0) + (row * kMmaCols + output_row) * Of::kColumn;
   float total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < lesser(P::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += kInputRows * kMmaCols)
-    if (i % kWarpgroupWarps < S::kShares) total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
+  for (int i = 0; i < lesser(P::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += Of::kShare) {
+    if (i % kWarpgroupWarps >= S::kShares) continue;
+    if constexpr (Of::kFours) {
+      const Word4 four = *reinterpret_cast<const Word4*>(from);
+      total += (ptx::float_of(four.x) + ptx::float_of(four.y)) + (ptx::float_of(four.z) + ptx::float_of(four.w));
+    } else {
+      total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
+    }
+  }
   return total;
 }
 
@@ -402,7 +372,8 @@ template <bool kPrefill, class P, int kInputRows, bool kStaged, class Prepare, c
 MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t* x, int stride, int rows, Prepare prepare, Finish finish) {
   constexpr int kTiles = kPrefill ? 1 : P::kChunkTiles;  // of a chunk
   using S = WarpgroupShare<P, kTiles>;
-  constexpr int kBatch = kInputRows > 1 ? kPrefillBatch : kDecodeBatch;
+  using Of = Sums<S, kInputRows>;
+  constexpr int kBatch = Of::kBatch;
   constexpr int kAhead = kPrefill ? 1 : P::kAhead;  // chunks in registers
   constexpr bool kOneBatch = P::kMaxTiles <= kBatch;
   constexpr bool kByChunks = S::kOwnChunks > 1 && (kInputRows > 1 || kOneRowByChunks<P>);  // the same chunk of all tiles of a batch, then the next chunk
@@ -415,7 +386,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   // in integers (1 row), else a part of every group.
   constexpr int kInputStep = kIntegers ? kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
   constexpr int kThreadStep = kLowBit && !kStaged ? 4 : 8;
-  const int lane_index = lane_id(), warp = warp_id() % S::kTileWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
+  const int lane_index = kLowBit ? ptx::kept(lane_id()) : lane_id(), warp = warp_id() % S::kTileWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
   const int thread_place = kIntegers ? lane_index : lane_index % 4;
   const uint16_t* thread_x = x + (kInputRows > 1 ? lane_index / 4 * stride : 0) + thread_place * kThreadStep + warp * kInputStep + part * kChunkStep;
   const int team = kTiles > 1 ? warp_id() % kWarpgroupWarps / S::kTileWarps : 0;
@@ -427,7 +398,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   // Zeroed: otherwise the compiler keeps what the stage before has left in these registers alive up to here, and spills.
   Weights weights0 = {}, weights1 = {}, weights2 = {};
   const auto load_next = [&](Weights& weights) {
-    if (unloaded > 0) cursor.template load_chunk<S>(weights, team, warp, lane_index), unloaded--;
+    if (unloaded > 0) cursor.release(cursor.template load_chunk<S>(weights, team, warp, lane_index)), unloaded--;
   };
   load_next(weights0);
   if (kAhead > 1) load_next(weights1);
@@ -459,9 +430,15 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   // Multiplies the chunk in `weights` and loads the next chunk that is not in registers into them. Returns false when no chunk is left. Where there
   // is only one batch, end_batch() is called once after the loop and not in here: step() is inlined once for each chunk in registers, and a jump
   // over another copy of end_batch() waits for instructions that are not in the instruction cache.
+  //
+  // kReleasesLate: a slot is released when its chunk has been multiplied and the sums are stored. These depend on all loads from the slot, so that nothing
+  // else has to wait for them. The first chunk has been released before.
+  constexpr bool kReleasesLate = kLowBit && kInputRows == 1;
+  static_assert(!kReleasesLate || kAhead == 1, "the chunk in registers is the one in the slot");
+  bool held = false;
   int steps_left = own_chunks;
   const auto step = [&](Weights& weights) {
-    if (kOneBatch && !steps_left--) return false;
+    if (kOneBatch && !kReleasesLate && !steps_left--) return false;
     while (!kOneBatch && tile >= count) {
       if (kByChunks && ++chunk < S::kOwnChunks) {
         tile = 0;
@@ -479,7 +456,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
 #pragma unroll
       for (int i = 0; i + 1 < kUnits; i++) {
         kept[i % S::kWarpShares].inputs.multiply(weights[i], fragments(), share_of(i), sums);
-        store_sums<S, kInputRows>(sums_at<kInputRows>(tile_of(i), part, share_of(i)), lane_index, sums, false, tile_of(i) < count);
+        store_sums<S, kInputRows>(Of::at(tile_of(i), part, share_of(i)), lane_index, sums, false, tile_of(i) < count);
       }
     }
     if constexpr (kKeepsInputs)
@@ -490,20 +467,31 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
       multiply_low_bit<S, kStaged>(weights[0], inputs(), stride, fragments(), warp, sums);
     else
       multiply_staged<S>(weights[0], inputs(), stride, fragments(), warp, sums);
-    load_next(weights);
+    if constexpr (!kReleasesLate) load_next(weights);
     if (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
       const int last = tile_of(kUnits - 1);
-      store_sums<S, kInputRows>(sums_at<kInputRows>(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
+      store_sums<S, kInputRows>(Of::at(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
                                           kTiles == 1 || last < count);
       tile += S::kWholeTiles ? kWarpgroups * kTiles : 1;
       if (!kByChunks) chunk = 0;
     }
+    if constexpr (kReleasesLate) {
+      if (held) cursor.release_multiplied(lane_index == 0);
+      if (!unloaded) return false;
+      held = true, unloaded--;
+      cursor.template load_chunk<S>(weights, team, warp, lane_index);
+    }
     return true;
   };
+  if (!kReleasesLate || own_chunks) {
 #pragma unroll 1
-  while (step(weights0) && (kAhead < 2 || step(weights1)) && (kAhead < 3 || step(weights2))) {
+    while (step(weights0) && (kAhead < 2 || step(weights1)) && (kAhead < 3 || step(weights2))) {
+    }
   }
-  if (kOneBatch) end_batch();
+  if (kOneBatch)
+    end_batch();
+  else if (kReleasesLate)
+    while (first < tiles) end_batch();
   cursor.skip(chunks);
 }
 

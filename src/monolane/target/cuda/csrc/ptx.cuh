@@ -172,22 +172,35 @@ MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// c[16x8] += a[16x32] * b[32x8], with signed 8-bit operands and 32-bit sums. Each register of a and b has four integers, the lowest index in the lowest
+// c[16x8] += a[16x32] * b[32x8], with 8-bit operands, unsigned a and signed b, and 32-bit sums. Each register of a and b has four integers, the lowest index in the lowest
 // byte. Thread 4g+t of the warp holds:
 //   a0 = A[g][4t .. 4t+3]   a1 = A[g+8][4t .. 4t+3]   a2 = A[g][4t+16 .. 4t+19]   a3 = A[g+8][4t+16 .. 4t+19]
 //   b0 = B[4t .. 4t+3][g]   b1 = B[4t+16 .. 4t+19][g]   c as above
 MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 // The same with 16 k, which are a0, a1 and b0.
 MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(b0));
+}
+
+// a * b + c, rounded once.
+MONOLANE_DEVICE float multiply_add(float a, float b, float c) {
+  float result;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+  return result;
+}
+
+// The same value, which the compiler keeps in a register and does not compute again where it is used.
+MONOLANE_DEVICE int kept(int value) {
+  asm volatile("mov.b32 %0, %1;" : "=r"(value) : "r"(value));
+  return value;
 }
 
 // --- words in global memory that other thread blocks write while this one polls them ---

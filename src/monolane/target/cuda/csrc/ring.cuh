@@ -123,7 +123,7 @@ class Producer {
   // The order for one row: tile after tile, each with all its chunks; or several whole tiles in each chunk; or as for 16 rows.
   template <class P>
   MONOLANE_DEVICE bool copy_tiles(const uint8_t*& tape, int tiles) {
-    if constexpr (kOneRowByChunks<P>) return copy_batches<P, kDecodeBatch>(tape, tiles);
+    if constexpr (kOneRowByChunks<P>) return copy_batches<P, kDecodeBatch / 2>(tape, tiles);
     constexpr int kFragments = P::kFragments, kChunkFragments = P::kChunkFragments, kTiles = kPrefill ? 1 : P::kChunkTiles;
     int chunk = 0;
     if constexpr (kTiles > 1) {
@@ -247,10 +247,10 @@ struct Cursor {
 
   MONOLANE_DEVICE Cursor() : order(warp_id() / kWarpgroupWarps) { place.advance(order); }
 
-  // Waits for the warpgroup's next chunk, loads this warp's fragments of it into registers and releases the slot. `team` has the tiles `team`,
-  // `team` + S::kTeams, … of the chunk, and `warp` of the team the shares `warp`, `warp` + S::kTileWarps, … of each tile (see WarpgroupShare).
+  // Waits for the warpgroup's next chunk and loads this warp's fragments of it into registers. `team` has the tiles `team`, `team` + S::kTeams, … of the
+  // chunk, and `warp` of the team the shares `warp`, `warp` + S::kTileWarps, … of each tile (see WarpgroupShare). Returns what release() takes.
   template <class S>
-  MONOLANE_DEVICE void load_chunk(typename S::Weights& weights, int team, int warp, int lane_index) {
+  MONOLANE_DEVICE uint32_t load_chunk(typename S::Weights& weights, int team, int warp, int lane_index) {
     const char* from = S::Fragment::find(await(), team * S::kFragments + warp, lane_index);
     // Fragments behind the end of a short chunk or tile are loaded, too: a load is cheaper than a condition, and they are not used.
     uint32_t loaded = 0;
@@ -261,7 +261,7 @@ struct Cursor {
       for (int j = 0; j < S::kWarpFragments; j++)
         loaded ^= S::Fragment::load(weights[i][j], from + (tile * S::kFragments + share + j * kWarpgroupWarps) * S::kFragmentBytes, lane_index);
     }
-    release(loaded);
+    return loaded;
   }
 
   // Waits for the warpgroup's next chunk and returns its address.
@@ -281,6 +281,12 @@ struct Cursor {
   MONOLANE_DEVICE void release(uint32_t loaded) {
     ptx::sync_warp();
     if (lane_id() == 0) ptx::mbarrier_arrive(place.empty() + (loaded & monolane_launch.zero));
+    place.advance(kWarpgroups);
+  }
+  // The same for a chunk whose sums have been stored: they depend on all loads.
+  MONOLANE_DEVICE void release_multiplied(bool first_thread) {
+    ptx::sync_warp();
+    if (first_thread) ptx::mbarrier_arrive(place.empty());
     place.advance(kWarpgroups);
   }
 

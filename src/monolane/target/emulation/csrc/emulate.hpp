@@ -108,16 +108,17 @@ MONOLANE_UNTRACKED void multiply_fragments(Warp& warp) {
     for (int i = 0; i < 4; ++i) warp.sum[lane_id][i] = c[lane_id / 4 + i / 2 * 8][lane_id % 4 * 2 + i % 2];
 }
 
-// The same with signed 8-bit operands and 32 k: a0 = A[g][4t .. 4t+3], a1 = A[g+8][4t .. 4t+3], a2 = A[g][4t+16 .. 4t+19], a3 = A[g+8][4t+16 ..
+// The same with 8-bit operands, unsigned A and signed B, and 32 k: a0 = A[g][4t .. 4t+3], a1 = A[g+8][4t .. 4t+3], a2 = A[g][4t+16 .. 4t+19], a3 = A[g+8][4t+16 ..
 // 4t+19]; b0 = B[4t .. 4t+3][g], b1 = B[4t+16 .. 4t+19][g].
 MONOLANE_UNTRACKED void multiply_integers(Warp& warp) {
-  const auto byte = [](uint32_t word, int i) { return static_cast<int32_t>(static_cast<int8_t>(word >> 8 * i)); };
+  const auto of_a = [](uint32_t word, int i) { return static_cast<int32_t>(static_cast<uint8_t>(word >> 8 * i)); };
+  const auto of_b = [](uint32_t word, int i) { return static_cast<int32_t>(static_cast<int8_t>(word >> 8 * i)); };
   for (int lane_id = 0; lane_id < kLanes; ++lane_id)
     for (int i = 0; i < 4; ++i) {
       const int row = lane_id / 4, half = i / 2, column = lane_id % 4 * 2 + i % 2;  // of C: row `row` + 8 `half`
       int32_t sum = warp.integer_c[lane_id][i];
       for (int t = 0; t < 4; ++t)
-        for (int k = 0; k < 8; ++k) sum += byte(warp.a[row * 4 + t][half + k / 4 * 2], k % 4) * byte(warp.b[column * 4 + t][k / 4], k % 4);
+        for (int k = 0; k < 8; ++k) sum += of_a(warp.a[row * 4 + t][half + k / 4 * 2], k % 4) * of_b(warp.b[column * 4 + t][k / 4], k % 4);
       warp.integer_sum[lane_id][i] = sum;
     }
 }
@@ -269,6 +270,9 @@ MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
   emulate::mma(c, warp.integer_c[lane_id], warp.integer_sum[lane_id], {a0, a1, a2, a3}, {b0, b1}, "mma of integers", emulate::multiply_integers);
 }
 MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) { mma(c, a0, a1, 0, 0, b0, 0); }
+
+MONOLANE_DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+MONOLANE_DEVICE int kept(int value) { return value; }
 
 // --- words in global memory that other thread blocks write while this one polls them. Every load lets the other fibers run first ---
 
