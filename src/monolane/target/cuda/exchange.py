@@ -100,6 +100,7 @@ def _combined_type(
         "int kFragmentCols": 32,
         "int kNorm": offsets[norm.weight.name] if norm else -1,
         "int kOrder": -1,
+        "int kSegments": 1,
         "float kEps": literal(norm.eps if norm else 0.0),
         "int kReads": buffers[combine.reads] if combine else 0,
     }

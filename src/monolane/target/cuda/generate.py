@@ -53,6 +53,8 @@ def generate(
             "kSplitPages": program.attention.split // PAGE_TOKENS,
             "kMaxSplits": launch.max_splits(plan),
             "kFusedSplits": launch.fused_splits(plan),
+            "kRouted": launch.routed(program),
+            "kMostChosen": max(stage.chosen for stage in program.projections),
             "kTraced": int(traced),
             "kStallWorker": stall_worker,
             "kStallStage": stall_stage,

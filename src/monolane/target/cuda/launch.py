@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from monolane.model.format import BLOCK
 from monolane.program.plan import Plan
 from monolane.program.sample import EXPONENT_BITS, MAX_LOGPROBS, SHARE_BITS, WEIGHT_BITS, Sampling
-from monolane.program.stage import PASS_ROWS, Merge, Program
+from monolane.program.stage import PASS_ROWS, Merge, Output, Program
 from monolane.program.tape import constant_offsets
 from monolane.target import cpp, structs
 from monolane.target.base import Request
@@ -117,6 +117,7 @@ _MODEL = {
 TAGGED = {
     "activation_words": "uint32_t",  # activations of a decode pass, bf16
     "qkv_words": "uint64_t",  # queries, keys and values of a decode pass, fp32
+    "routed_words": "uint64_t",  # the logits of experts in a decode pass, fp32
     "partial_outputs": "uint32_t",  # [row of the pass][split][query dimension]: attention's output of a split, bf16
     "split_lses": "uint64_t",  # [row of the pass][split][query head], each in an L2 line of its own: its LSE, fp32
     "mailbox": "uint64_t",  # what other lanes send, fp32, see csrc/exchange.cuh
@@ -139,6 +140,7 @@ HANDOFFS = CLEARED | {
 _SCRATCH = {
     "prefill_activations": "uint16_t",  # activations of a prefill pass, bf16, without tags
     "prefill_qkv": "float",  # [row of the pass][queries, keys, values]
+    "prefill_routed": "float",  # [row of the pass][logit of an expert]
     "prefill_normed": "uint16_t",  # [row of the pass]: a prepared input that shared memory has no room for
     "prefill_scales": "uint32_t",  # [row of the pass]: the scale of that norm, fp32
     "noise": "uint32_t",  # [token], where shared memory has no room for it
@@ -226,12 +228,20 @@ def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
     sizes = {buffer.name: buffer.size for buffer in program.buffers}
     sizes["partials"] = shape.heads * shape.head_dim  # on a GPU this buffer holds the merged output of attention
     unit = BLOCK if any_low_bit(program) else FRAGMENT_COLS
+    for stage in program.projections:
+        if stage.matrix.experts > 1 and stage.output is Output.RESIDUAL:  # the input of each expert is padded
+            sizes[stage.reads] = stage.chosen * -(-stage.matrix.cols // unit) * unit
     strides = [-(-sizes[buffer.name] // unit) * unit for buffer in program.buffers]
     words, plain = [0], [0]
     for stride in strides:
         words.append(words[-1] + stride)
         plain.append(plain[-1] + stride * PASS_ROWS)
     return strides, words, plain
+
+
+def routed(program: Program) -> int:
+    """The logits of a layer's experts; 0 where there are none."""
+    return max((stage.routing.first + stage.routing.count for stage in program.projections if stage.routing), default=0)
 
 
 def scratch_sizes(plan: Plan, context: int, lanes: int) -> dict[str, int]:
@@ -259,12 +269,14 @@ def _lane_elements(plan: Plan) -> dict[str, int]:
     found = {
         "activation_words": words[-1],
         "qkv_words": qkv,
+        "routed_words": routed(program),
         "partial_outputs": row_splits * shape.heads * shape.head_dim,
         "split_lses": row_splits * shape.heads * (LINE_BYTES // 8),
         "mailbox": exchange.slots(program) * program.lanes * PASS_ROWS * program.hidden,
         "lane_arrivals": LINE_BYTES // 4,
         "prefill_activations": plain[-1],
         "prefill_qkv": PASS_ROWS * qkv,
+        "prefill_routed": PASS_ROWS * routed(program),
         "prefill_normed": PASS_ROWS * max([strides[0], *ordered]),
         "prefill_scales": PASS_ROWS,
     }

@@ -117,10 +117,14 @@ def _dotted(version: tuple[int, int]) -> str:
 def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: FormatOf = all_bf16) -> Plan:
     """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
     SMs evenly, and those that are left over are idle. ``formats``: those of the model's matrices."""
-    if config.experts or config.sinks:
+    if config.experts and not all(config.experts.layers):
         raise UnsupportedModelError(
-            f"The CUDA target cannot run {config.family} yet: it has no stages for experts and attention sinks.",
+            f"The CUDA target cannot run this {config.family} model yet: only some of its layers have experts.",
             "Use device='cpu'.",
+        )
+    if config.sinks:
+        raise UnsupportedModelError(
+            f"The CUDA target cannot run {config.family} yet: it has no attention sinks.", "Use device='cpu'."
         )
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
@@ -139,9 +143,10 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: For
 
 def _layout(program: Program, workers: int) -> Layout:
     """Half tiles only where the largest share of the residual stream gets smaller: they double the loads of input.
-    Tiles of low-bit weights are whole."""
+    Tiles of low-bit weights are whole, and so are those of an odd number of experts, which are cut in two."""
     stage = program.projections[residual_projection(program)]
-    if any(other.matrix.format.is_low_bit for other in program.projections if other.output is Output.RESIDUAL):
+    residual = [other for other in program.projections if other.output is Output.RESIDUAL]
+    if any(other.matrix.format.is_low_bit or (other.chosen > 1 and other.chosen % 2) for other in residual):
         return WHOLE
     return min((WHOLE, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
 

@@ -11,15 +11,34 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import TypeVar
 
+from monolane.errors import UnsupportedModelError
 from monolane.model.format import BLOCK, Format
 from monolane.program.plan import Plan
-from monolane.program.stage import Attend, Merge, Norm, Output, Plain, Program, Project, Stage, Vector, continues
+from monolane.program.stage import (
+    Attend,
+    Merge,
+    Norm,
+    Output,
+    Plain,
+    Program,
+    Project,
+    Scoring,
+    Stage,
+    Vector,
+    continues,
+)
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
-from monolane.target.cuda.constants import DECODE_BATCH, FRAGMENT_BYTES, WARPGROUP_WARPS, WARPGROUPS
+from monolane.target.cuda.constants import (
+    DECODE_BATCH,
+    FRAGMENT_BYTES,
+    FRAGMENT_COLS,
+    WARPGROUP_WARPS,
+    WARPGROUPS,
+)
 from monolane.target.cuda.exchange import any_late, exchanging
 from monolane.target.cuda.formats import any_low_bit, fragment_bytes, type_name
-from monolane.target.generate import OUTPUTS, literal
+from monolane.target.generate import OUTPUTS, SCORINGS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
 # The size where weights are integers: what a warp does for every chunk takes as long as it does for two super-blocks,
@@ -77,14 +96,21 @@ def projection_types(plan: Plan) -> list[str]:
 
 
 def input_cols(plan: Plan, stage: Project) -> int:
-    """Columns of a projection's input, padded: to whole super-blocks where any matrix of the program is low-bit."""
-    unit = BLOCK if any_low_bit(plan.program) else plan.layout.fragment_cols(stage)
+    """Columns of a projection's input, or of that of one expert, padded: to whole super-blocks where any matrix of the
+    program is low-bit."""
+    whole = FRAGMENT_COLS if input_segments(stage) > 1 else plan.layout.fragment_cols(stage)
+    unit = BLOCK if any_low_bit(plan.program) else whole
     return -(-stage.matrix.cols // unit) * unit
+
+
+def input_segments(stage: Project) -> int:
+    """The chosen experts where each has an input of its own, one after the other; else 1."""
+    return stage.chosen if stage.matrix.experts > 1 and stage.output is Output.RESIDUAL else 1
 
 
 def one_row_bytes(plan: Plan, stage: Project) -> int:
     """Bytes of a projection's input of one row, in bf16 or in integers."""
-    columns = input_cols(plan, stage)
+    columns = input_segments(stage) * input_cols(plan, stage)
     return columns // BLOCK * INTEGER_BYTES if stage.matrix.format.is_integer else 2 * columns
 
 
@@ -102,14 +128,23 @@ def slot_bytes(plan: Plan) -> int:
 
 
 def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
-    return cut(_fragments(plan, stage), slot // fragment_bytes(stage.matrix.format))
+    # The chunks of all segments of a tile are dealt out to the warpgroups.
+    least = 1 if input_segments(stage) % WARPGROUPS == 0 or input_segments(stage) == 1 else WARPGROUPS
+    if _fragments(plan, stage) < least:
+        raise UnsupportedModelError(
+            f"The CUDA target cannot run {stage.chosen} experts with {stage.matrix.cols} columns: with an odd number of "
+            f"experts, each needs more than {plan.layout.fragment_cols(stage)}.",
+            "Use device='cpu'.",
+        )
+    return cut(_fragments(plan, stage), slot // fragment_bytes(stage.matrix.format), least)
 
 
-def cut(units: int, slot: int) -> tuple[int, int]:
+def cut(units: int, slot: int, least: int = 1) -> tuple[int, int]:
     """How a tile of ``units`` fragments is cut into chunks that fit a slot of ``slot`` fragments: (number of chunks,
     fragments of a chunk). The number is 1 or a multiple of the number of warpgroups, as small as possible. Chunks are
-    as equal as possible, and rounded up to a multiple of WARPGROUP_WARPS where that leaves their number as it is."""
-    chunks = 1
+    as equal as possible, and rounded up to a multiple of WARPGROUP_WARPS where that leaves their number as it is.
+    There are at least ``least`` chunks."""
+    chunks = least
     while True:
         equal = -(-units // chunks)
         whole = min(units, -(-equal // WARPGROUP_WARPS) * WARPGROUP_WARPS)
@@ -126,12 +161,16 @@ def _max_tiles(plan: Plan, stage: Project) -> int:
         for number, other in enumerate(plan.program.projections)
         if (other.name, other.matrix.format) == (stage.name, stage.matrix.format)
     ]
-    return max(tape[number].tiles for tape in plan.segments for number in alike)
+    experts = stage.chosen if stage.matrix.experts > 1 and not input_segments(stage) > 1 else 1  # one after the other
+    return experts * max(tape[number].tiles for tape in plan.segments for number in alike)
 
 
 def chunk_tiles(plan: Plan, stage: Project) -> int:
     """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so
-    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot."""
+    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot, and where
+    tiles of different experts follow each other."""
+    if stage.matrix.experts > 1:
+        return 1
     fitting = slot_bytes(plan) // plan.layout.tile_bytes(stage)
     most = min(fitting, _max_tiles(plan, stage) // WARPGROUPS, DECODE_BATCH)
     return 1 << max(most, 1).bit_length() - 1
@@ -218,6 +257,23 @@ def _exchange(program: Program, stage: Project) -> int:
     return names.index(stage.name) if stage.exchange else NONE
 
 
+def _is_router(program: Program, stage: Project) -> bool:
+    return any(other.routing and other.routing.reads == stage.writes for other in program.projections)
+
+
+def _input_age(program: Program, stage: Project) -> int:
+    """How many stages before its own the input of a projection was written."""
+    before = program.stages[: program.stages.index(stage)]
+    writer = max((i for i, other in enumerate(before) if getattr(other, "writes", None) == stage.reads), default=0)
+    return sum(not continues(other) for other in program.stages[writer + 1 : len(before) + 1])
+
+
+def _output_stride(plan: Plan, stage: Project) -> int:
+    """From the outputs of one chosen expert to those of the next, in the buffer."""
+    readers = [other for other in plan.program.projections if other.reads == stage.writes and input_segments(other) > 1]
+    return input_cols(plan, readers[0]) if readers else 0
+
+
 def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
     return offsets[vector.name] if vector else NONE
 
@@ -230,7 +286,7 @@ def _takes_input(program: Program, stage: Project) -> bool:
         for before, other in pairwise(program.projections)
         if (other.name, other.matrix.format) == (stage.name, stage.matrix.format)
     ]
-    return stage.continues and all(_kind_of_input(b) == _kind_of_input(stage) for b in alike)
+    return stage.continues and all(b.reads == stage.reads and _kind_of_input(b) == _kind_of_input(stage) for b in alike)
 
 
 def _kind_of_input(stage: Project) -> tuple[bool, bool]:
@@ -304,6 +360,19 @@ def _specialization(
         "int kWrites": buffers[stage.writes],
         "int kFirstRow": stage.first_row,
         "int kExchange": _exchange(program, stage),
+        "int kInputAge": _input_age(program, first),
+        "bool kRoutes": str(_is_router(program, first)).lower(),
+        "int kExperts": stage.matrix.experts,
+        "int kChosen": stage.chosen,
+        "int kLogit": stage.routing.first if stage.routing else NONE,
+        "Scoring kScoring": f"Scoring::{SCORINGS[stage.routing.scoring if stage.routing else Scoring.SIGMOID]}",
+        "bool kChooses": str(stage.matrix.experts > 1 and stage.output is Output.GATE).lower(),
+        "int kSegments": input_segments(stage),
+        "int kOutputStride": _output_stride(plan, stage),
+        "float kGateSlope": literal(stage.gate.slope),
+        "float kGateShift": literal(stage.gate.shift),
+        "bool kGateLimited": str(stage.gate.limit is not None).lower(),
+        "float kGateLimit": literal(stage.gate.limit or 0.0),
     }
     return [
         "template <>",

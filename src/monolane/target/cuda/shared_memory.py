@@ -1,6 +1,6 @@
 """The map of a thread block's shared memory: what lies where, and how many slots the ring has.
 
-    ring | input | sums | residual | exchange | barriers | tiles owned | adjusted tokens | reductions and flags
+    ring | input | sums | residual | exchange | barriers | tiles owned | adjusted tokens | routes | reductions and flags
 
 In a prefill pass the upper slots of the ring hold the input of its rows instead. Attention and sampling use the regions
 of input and sums as scratch, because no projection runs at the same time.
@@ -23,6 +23,7 @@ from monolane.target.cuda.constants import (
     WARPGROUPS,
 )
 from monolane.target.cuda.formats import any_low_bit
+from monolane.target.cuda.launch import routed
 from monolane.target.cuda.projections import input_cols, one_row_bytes, slot_bytes
 
 ALIGNMENT = 128  # bytes, of every region
@@ -50,6 +51,7 @@ class SharedMemory:
     barriers: int
     owned: int
     adjusted: int
+    routes: int
     reduce: int
     end: int
     attention: dict[str, int]  # C++ constants of attention's scratch
@@ -73,6 +75,7 @@ class SharedMemory:
             "kBarriersOffset": self.barriers,
             "kOwnOffset": self.owned,
             "kTouchedOffset": self.adjusted,
+            "kRoutesOffset": self.routes,
             "kReduceOffset": self.reduce,
             "kReduceBytes": REDUCE_BYTES,
             "kExchangeBarrierBytes": EXCHANGE_BARRIER_BYTES,
@@ -91,6 +94,7 @@ class SharedMemory:
             "mbarriers": self.barriers,
             "tiles owned": self.owned,
             "adjusted tokens": self.adjusted,
+            "routes to experts": self.routes,
             "reductions and flags": self.reduce,
         }
         ends = [*list(starts.values())[1:], self.end]
@@ -113,7 +117,8 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
     barriers = exchange + _exchange_bytes(plan)
     owned = barriers + 4 * slots * 8  # full and empty, for decode and for prefill passes
     adjusted = owned + _up(8 * len(plan.program.projections), ALIGNMENT)
-    reduce = adjusted + _up(max_own_tokens(plan), ALIGNMENT)
+    routes = adjusted + _up(max_own_tokens(plan), ALIGNMENT)
+    reduce = routes + _routes_bytes(plan)
     if reduce + REDUCE_BYTES > limit:
         raise ValueError(f"shared memory: {reduce + REDUCE_BYTES} bytes of {limit}; RESERVED_BYTES is too small")
     return SharedMemory(
@@ -129,6 +134,7 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
         barriers=barriers,
         owned=owned,
         adjusted=adjusted,
+        routes=routes,
         reduce=reduce,
         end=reduce + REDUCE_BYTES,
         attention=_attention_scratch(plan, residual - input_at),
@@ -154,6 +160,7 @@ def max_own_tokens(plan: Plan) -> int:
 
 def _besides_ring(plan: Plan) -> int:
     fixed = _input_bytes(plan) + _sums_bytes(plan) + 4 * PASS_ROWS * owned_rows(plan) + RESERVED_BYTES
+    fixed += _routes_bytes(plan)
     return fixed + _exchange_bytes(plan) + 8 * len(plan.program.projections) + _up(max_own_tokens(plan), ALIGNMENT)
 
 
@@ -162,6 +169,16 @@ def _exchange_bytes(plan: Plan) -> int:
     if plan.program.lanes == 1:
         return 0
     return _up(EXCHANGE_BARRIER_BYTES + 4 * 4 * owned_rows(plan), ALIGNMENT)
+
+
+def _routes_bytes(plan: Plan) -> int:
+    """Bytes of the choice of experts: Routes in csrc/route.cuh, which has for each logit 4 bytes, for each expert 4 and
+    a bit, and for each row of a pass 6 bytes for every chosen expert and 4 more."""
+    logits = routed(plan.program)
+    if not logits:
+        return 0
+    chosen = max(stage.chosen for stage in plan.program.projections)
+    return _up(4 * logits + 4 * logits + 4 * -(-logits // 32) + PASS_ROWS * (6 * chosen + 4) + 16, ALIGNMENT)
 
 
 def _prefill(plan: Plan, limit: int, slots: int, slot: int) -> tuple[int, int]:

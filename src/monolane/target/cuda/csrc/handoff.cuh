@@ -77,6 +77,14 @@ MONOLANE_DEVICE void lane_barrier() {
   barrier(buffers().lane_arrivals, shared::flags()->lane_barriers, kLaneWorkers);
 }
 
+// --- sums over the threads of a warp ---
+
+MONOLANE_DEVICE float warp_sum(float v) {
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) v += ptx::shuffle_xor(v, mask);
+  return v;
+}
+
 // --- launches of other lanes ---
 
 // The same place in the memory of the launch of lane `to`. All launches divide the memory of hand-offs in the same way, so one distance leads from any

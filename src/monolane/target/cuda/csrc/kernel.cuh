@@ -221,6 +221,12 @@ class Consumer {
     if (kHead) ptx::fence();
     if constexpr (kPrefill && kPaddedCols<P> > kPrefillCols && kIsPrepared<P> && !P::kContinues)
       if (!kHead || monolane_launch.request.all_logits) prepare_shared<P>(layer, now);
+    if constexpr (P::kChooses) {
+      if (kPrefill)
+        choose_for_prefill<P>(now.rows);
+      else if (!own.tiles && P::kEndsStage)
+        choose_for_decode<P>(step_ - 1);  // the worker may have tiles of down
+    }
     uint64_t best = 0;
     if (own.tiles || !P::kEndsStage) {  // without tiles, the input is prepared for the projections that continue the stage
       if constexpr (!kPrefill)
@@ -242,7 +248,8 @@ class Consumer {
     if (kPrefill) lane_barrier();
   }
 
-  // This worker's tiles of one projection. `first_row`: its first output row, where a pair of a gate row and an up row counts as one.
+  // This worker's tiles of one projection, or of one of its experts. `first_row`: its first output row, where a pair of a gate row and an up row counts
+  // as one.
   struct StageTiles {
     int stage, layer, count, first_row;
   };
@@ -253,7 +260,9 @@ class Consumer {
     const auto prepare = [&] {
       if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
       if constexpr (P::kTakesInput) return stage_scale;
-      const float scale = finish_prepare<P>(prepare_decode<P>(tiles.layer, now));
+      const float squares = prepare_decode<P>(tiles.layer, now);
+      if constexpr (P::kChooses) choose_for_decode<P>(step_ - 1);  // the input is older than the logits, and has been there before them
+      const float scale = finish_prepare<P>(squares);
       if (!P::kEndsStage) stage_scale = scale;
       mark<false>(tiles.stage, 1);
       if (late) {
@@ -265,11 +274,25 @@ class Consumer {
     };
     // The bias of the first output row that this thread will finish is loaded now. Loaded in finish(), it would be waited for after the last MMA,
     // when nothing else is left to do.
-    const Bias bias = bias_of<P>(tiles.layer, tiles.first_row + thread_id());
-    project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
-      const Bias own = local == thread_id() ? bias : bias_of<P>(tiles.layer, tiles.first_row + local);
-      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, best);
-    });
+    constexpr bool kExpertsInTurn = P::kExperts > 1 && P::kSegments == 1;
+    const Bias bias = P::kExperts > 1 ? Bias() : bias_of<P>(tiles.layer, tiles.first_row + thread_id());
+    const auto finish_row = [&](int local, int, float first, float second, float scale) {
+      Chosen chosen = choice_of<P>(0);
+      Bias own = bias;
+      if constexpr (kExpertsInTurn) {
+        const int each = tiles.count * kRowsOfTile<P>;
+        chosen = {shared::routes().experts[0][local / each], local / each, shared::routes().weights[0][local / each]};
+        local %= each;
+      }
+      if constexpr (P::kSegments > 1 && P::kBias != kNone) {
+        for (int i = 0; i < P::kChosen; i++)
+          own.first += shared::routes().weights[0][i] * bias_of<P>(tiles.layer, tiles.first_row + local, shared::routes().experts[0][i]).first;
+      } else if (P::kExperts > 1 || local != thread_id()) {
+        own = bias_of<P>(tiles.layer, tiles.first_row + local, chosen.expert);
+      }
+      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best);
+    };
+    project<false, P, 1, true>(tiles.count * (kExpertsInTurn ? P::kChosen : 1), cursor, shared::x(), 0, 1, prepare, finish_row);
     if (late) pass_on_outputs();
   }
 
@@ -291,38 +314,71 @@ class Consumer {
       if constexpr (kFusedSplits > 1)
         if (splits > 1 && splits <= kFusedSplits) return prepare_splits<P>(splits, step_ - 1);
     }
-    return prepare_words<P>(layer, step_ - 1);
+    return prepare_words<P>(layer, step_ - P::kInputAge);
+  }
+
+  // How a row of the pass uses a matrix that is not chosen: a shared expert has a weight.
+  template <class P>
+  MONOLANE_DEVICE static Chosen choice_of(int row) {
+    return {0, 0, P::kExperts == 1 && P::kLogit != kNone ? shared::routes().always[row] : 1.0f};
   }
 
   // All rows of a prefill pass. The input lies in shared memory if it fits. Otherwise it is read from global memory: prepared by
   // prepare_shared(), or as the stage before has left it where the projection has neither a norm nor an order.
+  //
+  // Of a matrix with experts, those that any row uses are multiplied one after the other, each with all rows. What belongs to rows that have not chosen
+  // the expert is ignored.
   template <class P>
   MONOLANE_DEVICE void project_prefill(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor) {
-    constexpr bool kStaged = kPaddedCols<P> <= kPrefillCols, kNorm = P::kNorm != kNone;
+    constexpr bool kStaged = kPaddedCols<P> <= kPrefillCols, kNorm = P::kNorm != kNone, kExperts = P::kExperts > 1;
     constexpr int kStride = kBufferStrides[P::kReads];
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
-    const auto prepare = [&] {  // one warp per row; the norm factor of a row goes to shared::reduce()
-      if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
-      if constexpr (kStaged && !P::kTakesInput) {
-        for (int row = warp_id(); row < now.rows; row += kConsumerWarps) {
-          uint16_t* to = shared::prefill_x() + row * kPrefillStride;
-          const bool first = P::kStage == kFirstStage && tiles.layer == 0;
-          const float squares = first ? prepare_embedding<P, 32>(tiles.layer, token_at<true>(now, row), to, lane_id())
-                                      : prepare_plain<P, 32>(tiles.layer, plain + row * kStride, to, lane_id());
-          const float scale = norm_scale<P>(warp_sum(squares));
-          if (lane_id() == 0) shared::reduce()[row] = scale;
+    const int count = kExperts ? static_cast<int>(shared::routes().used_count) : 1;
+#pragma unroll 1
+    for (int i = 0; i < count; i++) {
+      const int expert = kExperts ? shared::routes().used[i] : 0;
+      const uint32_t users = kExperts ? shared::routes().rows[expert] : ~0u;
+      const auto chosen_in = [&](int row) { return kExperts ? chosen_by(row, expert) : choice_of<P>(row); };
+      // Where the input of a row begins: each of its experts has one of its own.
+      const auto input_of = [&](int row) {
+        const bool used = users >> row & 1;
+        return plain + row * kStride + (P::kSegments > 1 && used ? chosen_in(row).place * kPaddedCols<P> : 0);
+      };
+      const auto prepare = [&] {  // one warp per row; the norm factor of a row goes to shared::reduce()
+        if (P::kContinues || i > 0) sync_consumers();  // the sums of the matrix before have been read
+        if constexpr (kStaged && !P::kTakesInput) {
+          if (i > 0 && P::kSegments == 1) return 1.0f;  // all experts have the same input
+          for (int row = warp_id(); row < now.rows; row += kConsumerWarps) {
+            uint16_t* to = shared::prefill_x() + row * kPrefillStride;
+            const bool first = P::kStage == kFirstStage && tiles.layer == 0;
+            const float squares = first ? prepare_embedding<P, 32>(tiles.layer, token_at<true>(now, row), to, lane_id())
+                                        : prepare_plain<P, 32>(tiles.layer, input_of(row), to, lane_id());
+            const float scale = norm_scale<P>(warp_sum(squares));
+            if (lane_id() == 0) shared::reduce()[row] = scale;
+          }
+          sync_consumers();
         }
-        sync_consumers();
-      }
-      return 1.0f;
-    };
-    uint64_t unused = 0;
-    const uint16_t* x = kStaged ? shared::prefill_x() : kIsPrepared<P> ? buffers().prefill_normed : plain;
-    const auto finish_row = [&](int local, int row, float first, float second, float) {
-      const float scale = kNorm ? shared::reduce()[row] : 1.0f;
-      finish<true, P>(tiles, now, local, row, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), unused);
-    };
-    project<true, P, kPassRows, kStaged>(tiles.count, cursor, x, kStaged ? kPrefillStride : kStride, now.rows, prepare, finish_row);
+        return 1.0f;
+      };
+      uint64_t unused = 0;
+      const auto finish_row = [&](int local, int row, float first, float second, float) {
+        if (!(users >> row & 1)) return;
+        const float scale = kNorm ? shared::reduce()[row] : 1.0f;
+        const Chosen chosen = chosen_in(row);
+        Bias bias = bias_of<P>(tiles.layer, tiles.first_row + local, expert);
+        if (P::kSegments > 1) bias.first *= chosen.weight;
+        finish<true, P>(tiles, now, local, row, first * scale, second * scale, bias, chosen, unused);
+      };
+      const int upper = lane_id() / 4, lower = upper + 8;  // rows of this thread
+      const uint16_t *x, *lower_x;
+      if constexpr (kStaged)
+        x = shared::prefill_x() + upper * kPrefillStride, lower_x = x + 8 * kPrefillStride;
+      else if constexpr (kIsPrepared<P>)
+        x = buffers().prefill_normed + upper * kStride, lower_x = x + 8 * kStride;
+      else
+        x = input_of(upper), lower_x = input_of(lower);
+      project<true, P, kPassRows, kStaged>(tiles.count, cursor, x, static_cast<int>(lower_x - x), now.rows, prepare, finish_row);
+    }
   }
 
   // Prepares the input of a prefill pass in global memory, where it does not fit shared memory: each row by one worker, for all workers of
@@ -352,41 +408,51 @@ class Consumer {
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[kBuffer] + (now.rows - 1) * kBufferStrides[kBuffer];
     const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers, kOneRow<P>>(0, plain, shared::x(), thread_id())); };
     project<true, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
-      finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), best);
+      finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), Chosen(), best);
     });
   }
 
-  // The bias of an output row or, where the projection is a gate, of a gate row and its up row.
+  // The bias of an output row of an expert or, where the projection is a gate, of a gate row and its up row.
   struct Bias {
     float first = 0.0f, second = 0.0f;
   };
   template <class P>
-  MONOLANE_DEVICE static Bias bias_of(int layer, int output_row) {
+  MONOLANE_DEVICE static Bias bias_of(int layer, int output_row, int expert = 0) {
     constexpr int kBias = P::kBias, kGate = P::kOutput == Output::kGate;
     if (kBias == kNone || output_row >= P::kRows >> kGate) return {};
-    const float* from = buffers().constants + kBias + layer * kConstantsPerLayer + (output_row << kGate);
+    const float* from = buffers().constants + kBias + layer * kConstantsPerLayer + expert * P::kRows + (output_row << kGate);
     return {from[0], kGate ? from[1] : 0.0f};
   }
 
   // Finishes one result of a projection: adds the bias and publishes the value, or updates the residual stream with it, or stores the logit. `local`:
   // the output row, counted from this worker's first. `row`: row of the pass. `first`, `second`: sums; the second one is of the up row of a gate.
-  // `best`: the highest rank of this thread's logits so far.
+  // `chosen`: the expert that it is a result of. `best`: the highest rank of this thread's logits so far.
   template <bool kPrefill, class P>
   MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const Bias& bias,
-                              uint64_t& best) {
+                              const Chosen& chosen, uint64_t& best) {
     constexpr Output kOutput = P::kOutput;
     constexpr int kGate = kOutput == Output::kGate, kBuffer = P::kWrites;
     const int output_row = tiles.first_row + local;
     if (output_row >= P::kRows >> kGate) return;
     float v = first + bias.first;
     if constexpr (kGate) {
-      v = ptx::divide(v, 1.0f + ptx::exp(-v)) * (second + bias.second);
-      publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
+      float up = second + bias.second;
+      if constexpr (P::kGateLimited) v = fminf(v, P::kGateLimit), up = fmaxf(-P::kGateLimit, fminf(up, P::kGateLimit));
+      const float slope = P::kGateSlope, shift = P::kGateShift;
+      v = ptx::divide(v, 1.0f + ptx::exp(slope == 1.0f ? -v : -slope * v)) * (shift == 0.0f ? up : up + shift);
+      if constexpr (P::kLogit != kNone) v *= chosen.weight;
+      publish_activation<kPrefill>(kBuffer, chosen.place * P::kOutputStride + output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kResidual) {
       if constexpr (kLanes > 1) v = exchanged<kPrefill, P>(tiles, row, local, v);
       v += shared::residual()[row * kMaxOwnedRows + local];
       shared::residual()[row * kMaxOwnedRows + local] = v;
-      publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
+      // Where a shared expert follows, what it adds is still missing.
+      if (P::kEndsStage || kPrefill) publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
+    } else if constexpr (P::kRoutes) {
+      if (kPrefill)
+        buffers().prefill_routed[row * kRouted + output_row] = v;
+      else
+        ptx::store_relaxed(buffers().routed_words + output_row, tagged_float(v, step_));
     } else if constexpr (kOutput == Output::kStore) {
       if (kPrefill)
         buffers().prefill_qkv[row * (kQueryDims + 2 * kKvDims) + P::kFirstRow + output_row] = v;
@@ -548,8 +614,9 @@ MONOLANE_DEVICE void produce() {
   const int count = static_cast<int>(request.token_count);
   int position = static_cast<int>(request.cached);
   bool going = true;
+  uint32_t choices;  // of experts
   {
-    Producer<true> prefill;
+    Producer<true> prefill(0);
     while (count - position > 1 && going) {
       const Pass now = prefill_pass(position, count);
       position += now.rows;
@@ -557,10 +624,11 @@ MONOLANE_DEVICE void produce() {
       going = !ptx::any(!going);
     }
     if (lane_id() == 0) prefill.drain();
+    choices = prefill.choices();
   }
   sync_consumers_and_producer();
   if (lane_id() != 0) return;
-  Producer<false> decode;
+  Producer<false> decode(choices);
   // At most this many decode passes follow; their positions fit the context. The consumers may end the request earlier.
   const int passes = (count - position) + (request.all_logits ? 0 : static_cast<int>(request.max_tokens) - 1);
   for (int i = 0; i < passes && going && !shared::consumers_done(); i++) going = decode.pass(tape, position + i, true);

@@ -90,6 +90,7 @@ struct Flags {
   uint32_t pass_position;    // first position of the pass that the consumers have begun
   uint32_t histograms;       // histograms that sampling has used
   uint32_t steps_before;     // steps before tags were renewed for the last time
+  uint32_t choices;          // of experts, which the consumers have made
 };
 // Tokens on their way from the consumers to the watchdog.
 constexpr uint32_t kMailbox = 4;

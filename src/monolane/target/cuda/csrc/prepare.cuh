@@ -193,9 +193,10 @@ MONOLANE_DEVICE Word4 gather(const Word4& elements, Get get) {
   return {get(elements.x), get(elements.y), get(elements.z), get(elements.w)};
 }
 
-// The columns of an input, padded to whole fragments; to whole super-blocks where any matrix of the model is low-bit.
+// The columns of an input, padded to whole fragments; to whole super-blocks where any matrix of the model is low-bit. Where each chosen expert has an
+// input of its own (kSegments), those of one: in a decode pass they follow each other, in a prefill pass there is one at a time.
 template <class P>
-constexpr int kPaddedCols = round_up(P::kCols, kAnyLowBit ? kBlockCols : P::kFragmentCols);
+constexpr int kPaddedCols = round_up(P::kCols, kAnyLowBit ? kBlockCols : P::kSegments > 1 ? 2 * kKBlock : P::kFragmentCols);
 
 // Which columns a thread prepares: fours of consecutive columns. Those of neighbouring threads follow each other; where the input becomes integers, a
 // thread has pairs of fours, so that the largest value of a group is found with fewer shuffles. first(thread) is the column of a thread's first four, and
@@ -211,10 +212,10 @@ struct Fours {
 // Prepares columns [0, kCols), and zeros up to kPaddedCols, with kThreadCount threads, of which this one is `thread`, kBurst fours at a time.
 // `fetch(base, v)` fills v with the fours at base + offset(0), base + offset(1), … of a burst. The norm weights of a burst are loaded before `fetch` is
 // called, so that they arrive while `fetch` polls. Returns this thread's sum of squares.
-template <class P, int kThreadCount, int kBurst, To kTo = To::kShared, class Fetch>
+template <class P, int kThreadCount, int kBurst, To kTo = To::kShared, int kSegments = 1, class Fetch>
 MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fetch) {
   using Own = Fours<kTo, kThreadCount>;
-  constexpr int kCols = P::kCols, kPadded = kPaddedCols<P>, kTogether = Own::kTogether, kStride = Own::kStride;
+  constexpr int kCols = P::kCols, kPadded = kSegments * kPaddedCols<P>, kTogether = Own::kTogether, kStride = Own::kStride;
   constexpr bool kNorm = P::kNorm != kNone;
   constexpr int kRounds = divide_up(kPadded, kBurst / kTogether * kStride);
   const int own = Own::first(thread);
@@ -262,10 +263,10 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
 }
 
 // Fours of a burst: at most kMost, and bursts as equal as possible.
-template <class P, int kThreadCount, int kMost, To kTo>
+template <class P, int kThreadCount, int kMost, To kTo, int kSegments = 1>
 constexpr int burst_of() {
   using Own = Fours<kTo, kThreadCount>;
-  constexpr int kUnits = divide_up(kPaddedCols<P>, Own::kStride);
+  constexpr int kUnits = divide_up(kSegments * kPaddedCols<P>, Own::kStride);
   return divide_up(kUnits, divide_up(kUnits, kMost / Own::kTogether)) * Own::kTogether;
 }
 
@@ -280,11 +281,13 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   constexpr To kTo = kOneRow<P>;
   // A burst is a round trip to L2. Where there are no weights of a norm, registers allow for more loads at a time.
   constexpr int kMost = P::kNorm == kNone && kTo == To::kIntegers ? 10 : 6;
-  constexpr int kBurst = burst_of<P, kConsumers, kMost, kTo>(), kCols = P::kCols;
+  constexpr int kSegments = P::kSegments, kBurst = burst_of<P, kConsumers, kMost, kTo, kSegments>(), kCols = P::kCols;
   using Own = Fours<kTo, kConsumers>;
+  // Of a column among those of all segments: its place in its own segment, or kCols behind the last segment.
+  const auto column_of = [](int k) { return kSegments == 1 ? k : k < kSegments * kPaddedCols<P> ? k % kPaddedCols<P> : kCols; };
   const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
-  return prepare_with<P, kConsumers, kBurst, kTo>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
+  return prepare_with<P, kConsumers, kBurst, kTo, kSegments>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
     Word4 four[kBurst], from[kBurst];
 #pragma unroll
     for (int j = 0; j < kBurst; j++)
@@ -293,18 +296,18 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
       uint32_t wrong = 0;
 #pragma unroll
       for (int j = 0; j < kBurst; j++) {
-        const int k = base + Own::offset(j);
+        const int k = base + Own::offset(j), column = column_of(k);
         four[j] = {blank, blank, blank, blank};
-        if (k < kCols) {  // buffers are padded to whole fragments
+        if (column < kCols) {  // buffers are padded to whole fragments
           if constexpr (P::kOrder == kNone)
             four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));
           else
             four[j] = gather(from[j], [&](uint32_t i) { return ptx::load_relaxed(words + i); });
         }
-        if (kCols % 4 && k + 4 > kCols) {
-          if (k + 1 >= kCols) four[j].y = blank;
-          if (k + 2 >= kCols) four[j].z = blank;
-          if (k + 3 >= kCols) four[j].w = blank;
+        if (kCols % 4 && column + 4 > kCols) {
+          if (column + 1 >= kCols) four[j].y = blank;
+          if (column + 2 >= kCols) four[j].z = blank;
+          if (column + 3 >= kCols) four[j].w = blank;
         }
       }
 #pragma unroll
@@ -337,12 +340,6 @@ MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token, uint16_t* x, i
       }
     }
   });
-}
-
-MONOLANE_DEVICE float warp_sum(float v) {
-#pragma unroll
-  for (int mask = 16; mask; mask >>= 1) v += ptx::shuffle_xor(v, mask);
-  return v;
 }
 
 // The factor 1 / rms of a row from its sum of squares over all columns.

@@ -42,25 +42,29 @@ namespace monolane {
 // The fragments of a chunk's tile are dealt out to four shares one by one, and every share has its own sums. Where a chunk is one tile, each warp of the
 // warpgroup has a share. Where it has several, teams of kTileWarps warps take the tiles, so that all of them are multiplied at the same time, and a
 // warp has kWarpShares shares. So the order of a sum does not depend on the number of tiles in a chunk.
-template <class P, int kChunkTiles>
+//
+// Where each chosen expert has an input of its own (kSegments), a tile has the chunks of one expert after those of the other.
+template <class P, int kChunkTiles, int kSegments = 1>
 struct WarpgroupShare {
   static constexpr int kShares = lesser(P::kChunkFragments, kWarpgroupWarps);  // that have any fragments
   static constexpr int kTileWarps = kWarpgroupWarps / lesser(kChunkTiles, kWarpgroupWarps), kTeams = kWarpgroupWarps / kTileWarps;
   static constexpr int kTeamTiles = kChunkTiles / kTeams, kWarpShares = divide_up(kShares, kTileWarps);
   static_assert(kTeamTiles * kTeams == kChunkTiles, "every team has as many tiles");
   static constexpr bool kIsLowBit = P::Format::kIsLowBit, kIsInteger = P::Format::kIsInteger, kIsFp8 = kIsLowBit && !kIsInteger;
-  static constexpr int kFragments = P::kFragments, kChunks = P::kChunks, kChunkFragments = P::kChunkFragments, kFragmentBytes = P::kFragmentBytes;
+  static constexpr int kFragments = P::kFragments, kSegmentChunks = P::kChunks, kChunks = kSegments * kSegmentChunks, kChunkFragments = P::kChunkFragments, kFragmentBytes = P::kFragmentBytes;
   static constexpr int kKBlocks = kIsLowBit ? 1 : P::kFragmentCols / kKBlock;  // of a fragment of bf16: 1, or 2 in half tiles
   static constexpr bool kWholeTiles = kChunks == 1;
   static_assert(kWholeTiles || kChunks % kWarpgroups == 0, "a warpgroup's chunks are the same ones of every tile");
   static_assert(P::kTileRows * kKBlocks == kMmaCols, "a fragment fills all columns of B");
   static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
   static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a share
-  static constexpr bool kEqualChunks = kChunks * kChunkFragments == kFragments;
+  static constexpr bool kEqualChunks = kSegmentChunks * kChunkFragments == kFragments;
   using Fragment = FragmentOf<typename P::Format>;
   using Weights = typename Fragment::Type[kTeamTiles * kWarpShares][kWarpFragments];  // of a chunk, in a warp's registers
 
-  MONOLANE_DEVICE static int fragments_of(int chunk) { return min(kChunkFragments, kFragments - chunk * kChunkFragments); }
+  MONOLANE_DEVICE static int fragments_of(int chunk) {
+    return min(kChunkFragments, kFragments - (kSegments > 1 ? chunk % kSegmentChunks : chunk) * kChunkFragments);
+  }
 
   // Whether a share (0 to 3) has a j-th fragment in a chunk's tile of `fragments`. Behind a short chunk its slot still holds bytes of an earlier
   // chunk. They must not be multiplied, not even by zero: zero times infinity is NaN.
@@ -180,7 +184,7 @@ template <class S, bool kStaged, int kCount>
 struct PrefillInputs {
   Word4 upper[kCount][S::kKBlocks], lower[kCount][S::kKBlocks];
 
-  MONOLANE_DEVICE void load(const uint16_t* from, int stride, int fragments, int warp, int first = 0) {
+  MONOLANE_DEVICE void load(const uint16_t* from, int lower_row, int fragments, int warp, int first = 0) {
 #pragma unroll
     for (int i = 0; i < kCount; i++)
 #pragma unroll
@@ -189,7 +193,7 @@ struct PrefillInputs {
         if (first + i >= S::kWarpFragments || !S::has(first + i, fragments, warp)) continue;
         const uint16_t* at = from + ((first + i) * kWarpgroupWarps * S::kKBlocks + b) * kKBlock;
         upper[i][b] = input_words<kStaged>(at);
-        lower[i][b] = input_words<kStaged>(at + 8 * stride);
+        lower[i][b] = input_words<kStaged>(at + lower_row);
       }
   }
 
@@ -211,20 +215,20 @@ struct PrefillInputs {
 
 // Multiplies a warp's fragments of a chunk with inputs from shared memory. They are loaded again for every tile, a few fragments at a time.
 template <class S>
-MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[S::kWarpFragments], const uint16_t* from, int stride, int fragments, int warp,
+MONOLANE_DEVICE void multiply_staged(const Word4 (&weights)[S::kWarpFragments], const uint16_t* from, int lower_row, int fragments, int warp,
                                      float (&sums)[4][4]) {
   constexpr int kTogether = divide_up(2, S::kKBlocks);
 #pragma unroll
   for (int first = 0; first < S::kWarpFragments; first += kTogether) {
     PrefillInputs<S, true, kTogether> inputs;
-    inputs.load(from, stride, fragments, warp, first);
+    inputs.load(from, lower_row, fragments, warp, first);
     inputs.multiply(weights, fragments, warp, sums, first);
   }
 }
 
 // The same for low-bit weights, with inputs from shared or from global memory. In the latter their columns are in order.
 template <class S, bool kStaged, class Weights>
-MONOLANE_DEVICE void multiply_low_bit(const Weights& weights, const uint16_t* from, int stride, int fragments, int warp, float (&sums)[4][4]) {
+MONOLANE_DEVICE void multiply_low_bit(const Weights& weights, const uint16_t* from, int lower_row, int fragments, int warp, float (&sums)[4][4]) {
   const auto words = [](const uint16_t* p) -> Word4 {
     if constexpr (kStaged) {
       const Word4 four = *reinterpret_cast<const Word4*>(p);
@@ -239,7 +243,7 @@ MONOLANE_DEVICE void multiply_low_bit(const Weights& weights, const uint16_t* fr
     const uint16_t* at = from + i * kWarpgroupWarps * kBlockCols;
     const auto inputs = [&](int group, Word4& upper, Word4& lower) {
       upper = words(at + group * kGroupCols);
-      lower = words(at + group * kGroupCols + 8 * stride);
+      lower = words(at + group * kGroupCols + lower_row);
     };
     if constexpr (S::kIsFp8)
       multiply_fp8_rows(weights[i], sums[0], inputs);
@@ -253,7 +257,7 @@ template <class S, int kInputRows>
 struct KeptInputs {
   PrefillInputs<S, false, S::kWarpFragments> inputs;
 
-  MONOLANE_DEVICE void load(const uint16_t* from, int stride, int fragments, int warp) { inputs.load(from, stride, fragments, warp); }
+  MONOLANE_DEVICE void load(const uint16_t* from, int lower_row, int fragments, int warp) { inputs.load(from, lower_row, fragments, warp); }
 };
 template <class S>
 struct KeptInputs<S, 1> {
@@ -330,7 +334,7 @@ MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
   const float* from = Of::at(tile, 0, 0) + (row * kMmaCols + output_row) * Of::kColumn;
   float total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < lesser(P::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += Of::kShare) {
+  for (int i = 0; i < lesser(S::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += Of::kShare) {
     if (i % kWarpgroupWarps >= S::kShares) continue;
     if constexpr (Of::kFours) {
       const Word4 four = *reinterpret_cast<const Word4*>(from);
@@ -364,14 +368,16 @@ MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, F
 // Multiplies this worker's `tiles` tiles of one matrix, a batch of tiles at a time, for kInputRows rows (of which `rows` are in the pass).
 //
 // A warpgroup holds its next 1 to 3 chunks in registers and has released their slots. It loads the first ones before `prepare()`, which waits for the
-// input, stores it at `x` and returns its norm factor. Row r of the input begins at x + r * stride, in shared memory if kStaged.
+// input, stores it at `x` and returns its norm factor. With 16 rows thread 4g + t has rows g and g + 8 of the input, at `x` and at x + lower_row, in shared
+// memory if kStaged.
 //
 // After each batch `finish(result, row, sum, second sum, scale)` is called once for each result and row of the pass: `result` counts from the first
 // of this worker, and where the projection is a gate, the two sums are those of the gate row and of the up row.
 template <bool kPrefill, class P, int kInputRows, bool kStaged, class Prepare, class Finish>
-MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t* x, int stride, int rows, Prepare prepare, Finish finish) {
+MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t* x, int lower_row, int rows, Prepare prepare, Finish finish) {
   constexpr int kTiles = kPrefill ? 1 : P::kChunkTiles;  // of a chunk
-  using S = WarpgroupShare<P, kTiles>;
+  constexpr int kSegments = kPrefill ? 1 : P::kSegments;
+  using S = WarpgroupShare<P, kTiles, kSegments>;
   using Of = Sums<S, kInputRows>;
   constexpr int kBatch = Of::kBatch;
   constexpr int kAhead = kPrefill ? 1 : P::kAhead;  // chunks in registers
@@ -388,7 +394,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   constexpr int kThreadStep = kLowBit && !kStaged ? 4 : 8;
   const int lane_index = kLowBit ? ptx::kept(lane_id()) : lane_id(), warp = warp_id() % S::kTileWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
   const int thread_place = kIntegers ? lane_index : lane_index % 4;
-  const uint16_t* thread_x = x + (kInputRows > 1 ? lane_index / 4 * stride : 0) + thread_place * kThreadStep + warp * kInputStep + part * kChunkStep;
+  const uint16_t* thread_x = x + thread_place * kThreadStep + warp * kInputStep + (kSegments > 1 ? 0 : part * kChunkStep);
   const int team = kTiles > 1 ? warp_id() % kWarpgroupWarps / S::kTileWarps : 0;
   const int chunks = kTiles > 1 ? divide_up(tiles, kTiles) : tiles * S::kChunks;
   const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : tiles * S::kOwnChunks;  // of this warpgroup
@@ -400,23 +406,35 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   const auto load_next = [&](Weights& weights) {
     if (unloaded > 0) cursor.release(cursor.template load_chunk<S>(weights, team, warp, lane_index)), unloaded--;
   };
-  load_next(weights0);
-  if (kAhead > 1) load_next(weights1);
-  if (kAhead > 2) load_next(weights2);
+  const auto load_first = [&] {
+    load_next(weights0);
+    if (kAhead > 1) load_next(weights1);
+    if (kAhead > 2) load_next(weights2);
+  };
+  constexpr bool kLoadsFirst = kPrefill || !P::kChooses;  // where prepare() chooses the experts, nothing is streamed before
+  if (kLoadsFirst) load_first();
   note_wait(kWaitActivations);
   const float scale = prepare();
   note_wait(kWaitCopy);
+  if (!kLoadsFirst) load_first();
   float sums[4][4] = {};
   int first = 0, count = min(kBatch, tiles);             // the first tile of the batch, and how many it has
   int tile = S::kWholeTiles ? warpgroup * kTiles : 0, chunk = 0;  // first tile of the chunk in the batch; chunk of the tile, counted among those of this warpgroup
   KeptInputs<S, kInputRows> kept[S::kWarpShares];
-  const auto inputs = [&] { return thread_x + (S::kOwnChunks > 1 ? chunk * kWarpgroups * kChunkStep : 0); };
+  const auto inputs = [&] {
+    if constexpr (kSegments > 1) {
+      constexpr int kSegmentStep = kIntegers ? kPaddedCols<P> / kBlockCols * kBlockElements : kPaddedCols<P>;
+      const int own = chunk * kWarpgroups + part;
+      return thread_x + own / S::kSegmentChunks * kSegmentStep + own % S::kSegmentChunks * kChunkStep;
+    }
+    return thread_x + (S::kOwnChunks > 1 ? chunk * kWarpgroups * kChunkStep : 0);
+  };
   const auto fragments = [&] { return S::fragments_of((S::kOwnChunks > 1 ? chunk * kWarpgroups : 0) + part); };
   const auto keep_inputs = [&] {
     if constexpr (kKeepsInputs)
 #pragma unroll
       for (int i = 0; i < S::kWarpShares; i++)
-        kept[i].load(inputs() + i * S::kTileWarps * kInputStep, stride, fragments(), warp + i * S::kTileWarps);
+        kept[i].load(inputs() + i * S::kTileWarps * kInputStep, lower_row, fragments(), warp + i * S::kTileWarps);
   };
   keep_inputs();
   const auto end_batch = [&] {
@@ -464,9 +482,9 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     else if constexpr (kInputRows == 1)
       multiply_one<S, 0>(weights[0], inputs(), fragments(), warp, sums);
     else if constexpr (kLowBit)
-      multiply_low_bit<S, kStaged>(weights[0], inputs(), stride, fragments(), warp, sums);
+      multiply_low_bit<S, kStaged>(weights[0], inputs(), lower_row, fragments(), warp, sums);
     else
-      multiply_staged<S>(weights[0], inputs(), stride, fragments(), warp, sums);
+      multiply_staged<S>(weights[0], inputs(), lower_row, fragments(), warp, sums);
     if constexpr (!kReleasesLate) load_next(weights);
     if (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
       const int last = tile_of(kUnits - 1);

@@ -40,6 +40,16 @@ struct InFlightLimits {
 //   kReads, kWrites          buffers
 //   kFirstRow                of its output, in the buffer that it writes
 //   kExchange                its place among the projections whose outputs lanes exchange (exchange.cuh), or kNone
+//   kInputAge                how many stages before its own its input was written
+//   kRoutes                  whether its outputs are the logits that experts are chosen by (route.cuh)
+//   kExperts, kChosen        matrices of this shape, and how many of them a row of the pass uses. A worker has the same tiles of each, one expert's
+//                            after the other's on its tape; kMaxTiles counts those of all chosen ones where these follow each other
+//   kLogit, kScoring         the first logit of its experts, or kNone, and what makes weights of logits
+//   kChooses                 whether its experts have to be chosen: those of down are the ones of gate_up
+//   kSegments                chosen experts where each has an input of its own, one after the other; else 1. kCols and kFragments are those of one
+//   kOutputStride            from the outputs of a chosen expert to those of the next one
+//   kGateSlope, kGateShift   of a gate: (up + shift) * gate * sigmoid(slope * gate)
+//   kGateLimited, kGateLimit whether gate and up are limited, and to what
 template <int kIndex, int kVariant = 0>
 struct Projection;
 

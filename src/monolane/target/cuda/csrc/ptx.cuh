@@ -133,6 +133,8 @@ MONOLANE_DEVICE uint32_t shuffle(uint32_t value, int source) { return __shfl_syn
 MONOLANE_DEVICE uint64_t shuffle(uint64_t value, int source) { return __shfl_sync(~0u, value, source); }
 MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) { return __shfl_up_sync(~0u, value, delta); }
 MONOLANE_DEVICE bool any(bool value) { return __any_sync(~0u, value); }
+MONOLANE_DEVICE uint32_t ballot(bool value) { return __ballot_sync(~0u, value); }
+MONOLANE_DEVICE int popcount(uint32_t word) { return __popc(word); }
 
 // Flags in shared memory that threads of a thread block write and poll without a barrier in between.
 MONOLANE_DEVICE uint32_t load_shared(const uint32_t* p) {

@@ -10,6 +10,7 @@
 #pragma once
 #include "cache.cuh"
 #include "lowbit.cuh"
+#include "route.cuh"
 
 namespace monolane {
 
@@ -75,14 +76,23 @@ MONOLANE_DEVICE auto for_layer(int layer, Run run) {
 
 // Whether the chunks of one row come in the order of 16 rows: one chunk of all tiles of a batch, then the next chunk. The operands of integers take many
 // instructions, and so they are made once for all tiles, where there are enough of them.
+// Where each chosen expert has an input of its own, its part of all tiles comes before that of the next expert.
 template <class P>
-constexpr bool kOneRowByChunks = P::Format::kIsInteger && P::kChunks > kWarpgroups && P::kMaxTiles > 2;
+constexpr bool kOneRowByChunks =
+    P::kSegments > 1 || (P::Format::kIsInteger && P::kExperts == 1 && P::kChunks > kWarpgroups && P::kMaxTiles > 2);
+// Tiles of a batch in a decode pass where a tile has several chunks: those whose sums fit shared memory (see Sums in project.cuh).
+template <class P>
+constexpr int kDecodeBatchOf = P::Format::kIsInteger ? kDecodeBatch / 2 : kDecodeBatch;
 
 // Streams the tape; one thread of the producer warp runs it. All functions that return bool return false when the request has ended or
 // failed meanwhile.
 template <bool kPrefill>
 class Producer {
  public:
+  // `choices`: of experts, that the consumers have made in earlier passes.
+  MONOLANE_DEVICE explicit Producer(uint32_t choices) : choices_(choices) {}
+  MONOLANE_DEVICE uint32_t choices() const { return choices_; }
+
   // Streams the tape of one pass, from its beginning. The tape has the matrices in the order of the stages. `position`: the position of a
   // decode pass, which decides what of the KV cache is streamed.
   MONOLANE_DEVICE bool pass(const uint8_t* tape, int position, bool with_head) {
@@ -110,6 +120,7 @@ class Producer {
     const int tiles = shared::own()[layer * kProjectionsPerLayer + kIndex].tiles;
     const bool copied = for_layer<kIndex>(layer, [&](auto projection) {
       using P = decltype(projection);
+      if constexpr (P::kExperts > 1) return copy_experts<P>(tape, tiles);
       return kPrefill ? copy_batches<P>(tape, tiles) : copy_tiles<P>(tape, tiles);
     });
     if (!copied) return false;
@@ -123,7 +134,7 @@ class Producer {
   // The order for one row: tile after tile, each with all its chunks; or several whole tiles in each chunk; or as for 16 rows.
   template <class P>
   MONOLANE_DEVICE bool copy_tiles(const uint8_t*& tape, int tiles) {
-    if constexpr (kOneRowByChunks<P>) return copy_batches<P, kDecodeBatch / 2>(tape, tiles);
+    if constexpr (kOneRowByChunks<P>) return copy_batches<P, kDecodeBatchOf<P>>(tape, tiles);
     constexpr int kFragments = P::kFragments, kChunkFragments = P::kChunkFragments, kTiles = kPrefill ? 1 : P::kChunkTiles;
     int chunk = 0;
     if constexpr (kTiles > 1) {
@@ -158,6 +169,50 @@ class Producer {
             if (!copy_chunk(tape + tile * kTileBytes + at, min(kChunkBytes, kTileBytes - at), in_flight_limit<P>(chunk++))) return false;
       tape += count * kTileBytes;
     }
+    return true;
+  }
+
+  // The tiles of the experts that have been chosen. A worker's tiles of one expert follow those of another.
+  template <class P>
+  MONOLANE_DEVICE bool copy_experts(const uint8_t*& tape, int tiles) {
+    choices_ += P::kChooses;
+    if (!tiles) return true;
+    const int64_t stride = static_cast<int64_t>(tiles) * (P::kFragments * P::kFragmentBytes);
+    const uint8_t* first = tape;
+    tape += P::kExperts * stride;
+    if (!wait_for_choice()) return false;
+    const Routes& routes = shared::routes();
+    if constexpr (!kPrefill && P::kSegments > 1) return copy_segments<P>(first, stride, tiles);
+    const int count = kPrefill ? static_cast<int>(routes.used_count) : P::kChosen;
+    for (int i = 0; i < count; i++) {
+      const uint8_t* from = first + (kPrefill ? routes.used[i] : routes.experts[0][i]) * stride;
+      if (!(kPrefill ? copy_batches<P>(from, tiles) : copy_tiles<P>(from, tiles))) return false;
+    }
+    return true;
+  }
+
+  // The order where a tile has an input for each chosen expert: that of copy_batches(), with the chunks of one expert behind those of the other.
+  template <class P>
+  MONOLANE_DEVICE bool copy_segments(const uint8_t* first, int64_t stride, int tiles) {
+    constexpr int kTileBytes = P::kFragments * P::kFragmentBytes, kChunkBytes = P::kChunkFragments * P::kFragmentBytes;
+    constexpr int kChunks = P::kSegments * P::kChunks, kTogether = lesser(kChunks, kWarpgroups);
+    const Routes& routes = shared::routes();
+    int number = 0;
+    for (int begin = 0; begin < tiles; begin += kDecodeBatchOf<P>)
+      for (int chunk = 0; chunk < kChunks; chunk += kTogether)
+        for (int tile = begin; tile < min(begin + kDecodeBatchOf<P>, tiles); tile++)
+          for (int i = chunk; i < chunk + kTogether; i++) {
+            const int at = i % P::kChunks * kChunkBytes;
+            const uint8_t* from = first + routes.experts[0][i / P::kChunks] * stride + tile * kTileBytes + at;
+            if (!copy_chunk(from, min(kChunkBytes, kTileBytes - at), in_flight_limit<P>(number++))) return false;
+          }
+    return true;
+  }
+
+  // Waits until the consumers have chosen the experts of this layer.
+  MONOLANE_DEVICE bool wait_for_choice() const {
+    while (static_cast<int32_t>(ptx::load_shared_acquire(&shared::flags()->choices) - choices_) < 0)
+      if (shared::consumers_done() || shared::failed()) return false;
     return true;
   }
 
@@ -235,6 +290,7 @@ class Producer {
 
   RingPosition<kPrefill> next_;  // the slot of the next chunk
   int in_flight_ = 0;            // chunks before it that have not been seen to land
+  uint32_t choices_;             // of experts, up to the current layer
 };
 
 // Where a warpgroup is in the ring; each consumer warp has its own copy. Chunks go to the warpgroups alternately, across the bounds of stages.

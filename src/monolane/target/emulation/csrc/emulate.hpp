@@ -234,6 +234,12 @@ MONOLANE_DEVICE uint64_t shuffle_up(uint64_t value, int delta) {
   return emulate::shuffle("shuffle_up", value, delta > lane_id ? lane_id : lane_id - delta);
 }
 MONOLANE_DEVICE bool any(bool value) { return emulate::any_lane(value); }
+MONOLANE_DEVICE uint32_t ballot(bool value) {
+  uint32_t bits = static_cast<uint32_t>(value) << emulate::lane();
+  for (int mask = 1; mask < 32; mask *= 2) bits |= shuffle_xor(bits, mask);
+  return bits;
+}
+MONOLANE_DEVICE int popcount(uint32_t word) { return __builtin_popcount(word); }
 
 MONOLANE_DEVICE uint32_t load_shared(const uint32_t* p) {
   emulate::check_shared(p, sizeof *p, 4, "load_shared");

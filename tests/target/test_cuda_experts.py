@@ -1,0 +1,99 @@
+"""Mixtures of experts in the CUDA kernel's own sources, in the emulation, against transformers and the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import EmulatedTarget
+from numpy.typing import NDArray
+
+from low_bit import LowBitWeights
+from monolane.errors import UnsupportedModelError
+from monolane.model.format import FORMATS
+from monolane.target import open_target
+from monolane.target.cuda import generate
+from monolane.target.cuda.opening import cuda_plan
+from monolane.target.cuda.shared_memory import shared_memory
+from random_models import MIXTURES, Case, RandomModel, random_model
+from thorough import seldom, thorough
+
+TOKENS = 40
+DECODED = range(TOKENS - 4, TOKENS)  # positions that are also computed by decode passes, one by one
+TOLERANCE = (
+    0.05  # what bf16 activations change of logits with a deviation of about 0.7, where the same experts are chosen
+)
+BY_NAME = {case.name: case for case in MIXTURES}
+
+
+def mixture(name: str, layers: int = 2, **extra: Any) -> RandomModel:
+    """A model whose layers all have experts."""
+    case: Case = BY_NAME[name]
+    everywhere = {"qwen3-moe": {"mlp_only_layers": []}, "qwen2-moe-shared": {"decoder_sparse_step": 1}}.get(name, {})
+    settings = case.extra | everywhere | extra
+    spoken = "-".join(f"{key}{value}" for key, value in extra.items())
+    return random_model(replace(case, name=f"{name}-all-{layers}-{spoken}", layers=layers, extra=settings), TOKENS)
+
+
+def logits_of(target: EmulatedTarget, tokens: list[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Those of prefill passes, and those of decode passes of the last positions."""
+    prefill = target.logits(tokens)
+    return prefill, np.concatenate([target.logits(tokens[: at + 1], at) for at in DECODED])
+
+
+def check(target: EmulatedTarget, tokens: list[int], expected: NDArray[np.float32], tolerance: float) -> None:
+    prefill, decoded = logits_of(target, tokens)
+    np.testing.assert_allclose(prefill, expected, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(decoded, expected[DECODED], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "workers"),
+    [
+        ("qwen2-moe-shared", {}, 20),  # some workers have no tile of the router, of experts or of the shared expert
+        ("qwen3-moe", {}, 4),
+        seldom("mixtral", {"sliding_window": None}, 3),
+        seldom("mixtral", {"sliding_window": None, "num_experts_per_tok": 2}, 3),
+        seldom("mixtral", {"sliding_window": None, "num_experts_per_tok": 4}, 1),
+        seldom("qwen3-moe", {"num_experts_per_tok": 3, "norm_topk_prob": False}, 40),
+    ],
+)
+def test_logits_are_those_of_transformers(name: str, extra: dict[str, Any], workers: int) -> None:
+    model = mixture(name, **extra)
+    check(EmulatedTarget(model.config, model.weights, workers), model.tokens, model.logits, TOLERANCE)
+
+
+@pytest.mark.parametrize("formats", [("u4k32", "fp4g32"), seldom(("i6k16", "i8g32")), seldom(("e4m3k128", "u4g32m"))])
+def test_experts_in_low_bit_formats_are_those_of_the_interpreter(formats: tuple[str, str]) -> None:
+    model = mixture("qwen3-moe")
+    names = [f"layers.{layer}.experts.{part}" for layer in (0, 1) for part in ("gate", "up", "down")]
+    weights = LowBitWeights(model.weights, names, [FORMATS[name] for name in (formats[0], *formats)])
+    exact = open_target(model.config, weights, device="interpreter", workers=1, context=64, cache_format="f32")
+    check(EmulatedTarget(model.config, weights, 4), model.tokens, exact.logits(model.tokens), TOLERANCE)
+
+
+@thorough
+def test_inputs_that_shared_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "shared_memory", lambda *given: replace(shared_memory(*given), prefill_cols=0))
+    model = mixture("qwen2-moe-shared")
+    check(EmulatedTarget(model.config, model.weights, 4), model.tokens, model.logits, TOLERANCE)
+
+
+@thorough
+def test_workers_and_delays_change_no_bit() -> None:
+    model = mixture("qwen2-moe-shared")
+    found = [
+        np.concatenate(
+            logits_of(EmulatedTarget(model.config, model.weights, workers, delay_permille=delay), model.tokens)
+        )
+        for workers, delay in ((2, 0), (5, 30), (30, 0))
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_layers_without_experts_among_others_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="only some of its layers"):
+        cuda_plan(random_model(BY_NAME["qwen3-moe"], 300).config, 132)
