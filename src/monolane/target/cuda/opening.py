@@ -117,9 +117,9 @@ def _dotted(version: tuple[int, int]) -> str:
 def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: FormatOf = all_bf16) -> Plan:
     """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
     SMs evenly, and those that are left over are idle. ``formats``: those of the model's matrices."""
-    if config.experts or config.sinks:
+    if config.experts:
         raise UnsupportedModelError(
-            f"The CUDA target cannot run {config.family} yet: it has no stages for experts and attention sinks.",
+            f"The CUDA target cannot run {config.family} yet: it has no stages for experts.",
             "Use device='cpu'.",
         )
     workers = processors // lanes

@@ -62,6 +62,7 @@ def projection_types(plan: Plan) -> list[str]:
         "kQkNorm": int(attend.q_norm is not None),
         "kQueryNorm": _offset(attend.q_norm.weight if attend.q_norm else None, offsets),
         "kKeyNorm": _offset(attend.k_norm.weight if attend.k_norm else None, offsets),
+        "kSinks": _offset(_sinks(projections[merging][0]), offsets),
         "kAnyWindow": int(any(windows)),
         "kCacheBytesInFlight": HIGH,
     }
@@ -208,9 +209,13 @@ def _distance(layers: list[tuple[Stage, ...]], offsets: dict[str, int]) -> int:
 def _vectors(stage: Stage) -> list[Vector]:
     if isinstance(stage, Project):
         norm = stage.input.weight if isinstance(stage.input, Norm) else None
-        return [vector for vector in (norm, stage.order, stage.bias) if vector]
+        return [vector for vector in (norm, _sinks(stage), stage.order, stage.bias) if vector]
     assert isinstance(stage, Attend)
     return [norm.weight for norm in (stage.q_norm, stage.k_norm) if norm]
+
+
+def _sinks(stage: Project) -> Vector | None:
+    return stage.input.sinks if isinstance(stage.input, Merge) else None
 
 
 def _exchange(program: Program, stage: Project) -> int:
