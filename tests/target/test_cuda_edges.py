@@ -1,13 +1,14 @@
 """Contexts that end on, before and after the edges of attention's tiles, splits and windows, and of prefill passes.
 
 The same sequence is computed in three ways: by decode passes, as the kernel generated it; by prefill passes, as a
-prompt; and continued from a cache. The logits of all three must be close to those of transformers in fp32.
+prompt; and continued from a cache. The logits of all three must be close to those of transformers in fp32, or of our
+reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from devices import DEVICE, on_the_gpu, opened, run
 from look_back import LIMIT, TOP, LookBackWeights, error_of, look_back_config
 from numpy.typing import NDArray
 
+from monolane.bench.measure import reference
 from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampling
 from monolane.target.base import Request, Target, Token
@@ -40,6 +42,7 @@ class Look:
     head_dim: int
     windows: tuple[int | None, ...]
     distances: tuple[tuple[int, ...], ...]
+    sinks: bool = False
 
 
 def windowed(window: int) -> Look:
@@ -56,6 +59,7 @@ LOOKS = {
     "window of 64": windowed(64),
     "window of 100": windowed(100),
     "window of 1023": windowed(1023),
+    "sinks and a window of 128": replace(windowed(128), sinks=True),
 }
 
 
@@ -72,7 +76,7 @@ class Read:
 @pytest.fixture(scope="module", params=LOOKS)
 def read(request: pytest.FixtureRequest) -> Iterator[Read]:
     look = LOOKS[request.param]
-    config = look_back_config(look.heads, look.kv_heads, look.head_dim, look.windows, LONGEST + 1)
+    config = look_back_config(look.heads, look.kv_heads, look.head_dim, look.windows, LONGEST + 1, look.sinks)
     weights = LookBackWeights(config, look.distances)
     with opened(config, weights, LONGEST + 1) as target:
         yield _read(target, config, weights)
@@ -82,7 +86,8 @@ def _read(target: Target, config: ModelConfig, weights: LookBackWeights) -> Read
     drawn = Request([7], 0, LONGEST, frozenset(), Sampling(temperature=1.0, seed=1), logprobs=TOP)
     decoded, _ = run(target, drawn)
     sequence = [7, *(token.id for token in decoded)][:LONGEST]
-    exact = log_softmax(judge_weights(config, weights, sequence).exact)
+    judge = reference.read if config.sinks else judge_weights  # transformers has sinks only together with experts
+    exact = log_softmax(judge(config, weights, sequence).exact)
     return Read(target, sequence, decoded, exact)
 
 
