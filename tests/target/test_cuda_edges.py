@@ -1,8 +1,7 @@
 """Contexts that end on, before and after the edges of attention's tiles, splits and windows, and of prefill passes.
 
 The same sequence is computed in three ways: by decode passes, as the kernel generated it; by prefill passes, as a
-prompt; and continued from a cache. The logits of all three must be close to those of transformers in fp32, or of our
-reference.
+prompt; and continued from a cache. The logits of all three must be close to those of transformers in fp32.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from devices import DEVICE, on_the_gpu, opened, run
 from look_back import LIMIT, TOP, LookBackWeights, error_of, look_back_config
 from numpy.typing import NDArray
 
-from monolane.bench.measure import reference
 from monolane.model.config import ModelConfig
 from monolane.program.sample import Sampling
 from monolane.target.base import Request, Target, Token
@@ -86,8 +84,7 @@ def _read(target: Target, config: ModelConfig, weights: LookBackWeights) -> Read
     drawn = Request([7], 0, LONGEST, frozenset(), Sampling(temperature=1.0, seed=1), logprobs=TOP)
     decoded, _ = run(target, drawn)
     sequence = [7, *(token.id for token in decoded)][:LONGEST]
-    judge = reference.read if config.sinks else judge_weights  # transformers has sinks only together with experts
-    exact = log_softmax(judge(config, weights, sequence).exact)
+    exact = log_softmax(judge_weights(config, weights, sequence).exact)
     return Read(target, sequence, decoded, exact)
 
 
