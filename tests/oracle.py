@@ -14,10 +14,12 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from transformers import masking_utils
+from transformers.models.gpt_oss import modeling_gpt_oss
 
 from monolane.bench.peers.transformers_peer import settings_of
 from monolane.model.config import ModelConfig
-from monolane.model.families.names import huggingface_name
+from monolane.model.families.gpt_oss import file_name  # as in all families, and of sinks
 from monolane.model.weights import Weights, expected_shapes, matrix_values
 
 Logits = NDArray[np.float32]  # [tokens, vocabulary]
@@ -117,8 +119,19 @@ def _twin(config: ModelConfig, weights: Weights) -> Any:
     name, settings = settings_of(config)
     with torch.device(JUDGES_ON):
         model = getattr(transformers, name)(settings).eval()
+    if config.sinks:
+        _add_sinks(model, config.heads)
     model.load_state_dict(_state(config, weights))
     return model
+
+
+def _add_sinks(model: Any, heads: int) -> None:
+    """Give a model of any family the attention of gpt-oss, the only one with sinks."""
+    transformers.AttentionInterface.register("sinks", modeling_gpt_oss.eager_attention_forward)
+    transformers.AttentionMaskInterface.register("sinks", masking_utils.eager_mask)
+    model.set_attn_implementation("sinks")
+    for layer in model.model.layers:
+        layer.self_attn.sinks = torch.nn.Parameter(torch.empty(heads, device=JUDGES_ON))
 
 
 def _state(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
@@ -126,11 +139,11 @@ def _state(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = {}
     for name, shape in expected_shapes(config):
         if len(shape) == 2:
-            state[huggingface_name(name)] = torch.from_numpy(matrix_values(weights, name, 0, shape[0]))
+            state[file_name(name)] = torch.from_numpy(matrix_values(weights, name, 0, shape[0]))
         else:
-            state[huggingface_name(name)] = torch.from_numpy(np.array(weights.vector(name)))
+            state[file_name(name)] = torch.from_numpy(np.array(weights.vector(name)))
     if config.tied:
-        state[huggingface_name("head")] = state[huggingface_name("embed")]
+        state[file_name("head")] = state[file_name("embed")]
     return state
 
 

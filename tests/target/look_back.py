@@ -5,6 +5,8 @@ out from rounding. Here the biases of q and k decide where a head looks. Rotary 
 its position times f_i; a query that is turned back by D * f_i beforehand fits the key of D positions ago best:
 
     score(distance) = height * mean over i of cos((distance - D) * f_i)
+
+Where the config has sinks, they are as high as these scores, or so far from them that they take all or nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from monolane.model.weights import Bf16Bits, from_bf16, to_bf16
 from monolane.target.base import Token
 
 HEIGHT = 60.0  # of a score at its distance; one position beside it, it is about 3 less
+SINKS = (HEIGHT, -1e4, HEIGHT - 2, 1e4, HEIGHT + 2, 0.0)  # of the heads, in another order in every layer
 THETA = 100.0  # of the rotation: no frequency is too low to tell two neighbouring positions apart
 QUIET = 1 / 16  # of q's and k's weights: what a token says hardly moves where a head looks
 LOUD = 4.0  # of o's weights: what a head sees is most of what a layer adds
@@ -36,7 +39,7 @@ def error_of(token: Token, exact: NDArray[np.float64]) -> float:
 
 
 def look_back_config(
-    heads: int, kv_heads: int, head_dim: int, windows: Sequence[int | None], context: int
+    heads: int, kv_heads: int, head_dim: int, windows: Sequence[int | None], context: int, sinks: bool = False
 ) -> ModelConfig:
     """Qwen2 is the family with biases on q and k, and with windows."""
     return ModelConfig(
@@ -54,6 +57,7 @@ def look_back_config(
         windows=tuple(windows),
         qkv_bias=True,
         tied=True,
+        sinks=sinks,
     )
 
 
@@ -79,6 +83,8 @@ class LookBackWeights(MadeUpWeights):
             return np.concatenate([self._turned(distance) for distance in layer])
         if part == ["k", "bias"]:
             return np.concatenate([self._turned(0)] * self._config.kv_heads)
+        if part[-1] == "sinks":
+            return np.resize(np.roll(np.array(SINKS, np.float32), int(part[0])), self._config.heads)
         return super().vector(name)
 
     def _turned(self, distance: int) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from monolane.errors import TargetError
 from monolane.target.cuda import inspect
 from monolane.target.cuda.inspect import H200, compiled_for, plan_for
 from monolane.target.cuda.jit import Compiled, compile_kernel
-from thorough import seldom
+from thorough import seldom, thorough
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages")
 
@@ -52,6 +53,11 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_real_models_neither_spill_nor_use_local_memory(name: str) -> None:
     """Not outside of loops either: fifty bytes there came with 43 µs of a token's 906."""
     require_registers(compiled_for(plan_for(SHAPES[name], H200), H200))
+
+
+@thorough
+def test_attention_with_sinks_does_not_either() -> None:
+    require_registers(compiled_for(plan_for(replace(SHAPES["gpt-oss-20b"], experts=None), H200), H200))
 
 
 @pytest.mark.parametrize(("name", "mixture"), [seldom(*case) for case in LOW_BIT])

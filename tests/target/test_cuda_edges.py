@@ -7,7 +7,7 @@ prompt; and continued from a cache. The logits of all three must be close to tho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -40,6 +40,7 @@ class Look:
     head_dim: int
     windows: tuple[int | None, ...]
     distances: tuple[tuple[int, ...], ...]
+    sinks: bool = False
 
 
 def windowed(window: int) -> Look:
@@ -56,6 +57,7 @@ LOOKS = {
     "window of 64": windowed(64),
     "window of 100": windowed(100),
     "window of 1023": windowed(1023),
+    "sinks and a window of 128": replace(windowed(128), sinks=True),
 }
 
 
@@ -72,7 +74,7 @@ class Read:
 @pytest.fixture(scope="module", params=LOOKS)
 def read(request: pytest.FixtureRequest) -> Iterator[Read]:
     look = LOOKS[request.param]
-    config = look_back_config(look.heads, look.kv_heads, look.head_dim, look.windows, LONGEST + 1)
+    config = look_back_config(look.heads, look.kv_heads, look.head_dim, look.windows, LONGEST + 1, look.sinks)
     weights = LookBackWeights(config, look.distances)
     with opened(config, weights, LONGEST + 1) as target:
         yield _read(target, config, weights)

@@ -22,9 +22,9 @@ from thorough import seldom, thorough
 
 TOKENS = 40
 DECODED = range(TOKENS - 4, TOKENS)  # positions that are also computed by decode passes, one by one
-TOLERANCE = (
-    0.05  # what bf16 activations change of logits with a deviation of about 0.7, where the same experts are chosen
-)
+# What bf16 activations change of logits with a deviation of about 0.7: at most positions, and at those where the logits
+# of two experts are so near that they choose the other.
+USUAL, MOST = 0.03, 0.1
 BY_NAME = {case.name: case for case in MIXTURES}
 
 
@@ -43,17 +43,19 @@ def logits_of(target: EmulatedTarget, tokens: list[int]) -> tuple[NDArray[np.flo
     return prefill, np.concatenate([target.logits(tokens[: at + 1], at) for at in DECODED])
 
 
-def check(target: EmulatedTarget, tokens: list[int], expected: NDArray[np.float32], tolerance: float) -> None:
-    prefill, decoded = logits_of(target, tokens)
-    np.testing.assert_allclose(prefill, expected, atol=tolerance, rtol=0)
-    np.testing.assert_allclose(decoded, expected[DECODED], atol=tolerance, rtol=0)
+def check(target: EmulatedTarget, tokens: list[int], expected: NDArray[np.float32]) -> None:
+    for found, right in zip(logits_of(target, tokens), (expected, expected[DECODED]), strict=True):
+        wrong = np.abs(found - right).max(axis=1)
+        assert np.median(wrong) < USUAL
+        assert wrong.max() < MOST
 
 
 @pytest.mark.parametrize(
     ("name", "extra", "workers"),
     [
         ("qwen2-moe-shared", {}, 20),  # some workers have no tile of the router, of experts or of the shared expert
-        ("qwen3-moe", {}, 4),
+        ("gpt-oss", {}, 4),
+        seldom("qwen3-moe", {}, 4),
         seldom("mixtral", {"sliding_window": None}, 3),
         seldom("mixtral", {"sliding_window": None, "num_experts_per_tok": 2}, 3),
         seldom("mixtral", {"sliding_window": None, "num_experts_per_tok": 4}, 1),
@@ -62,7 +64,7 @@ def check(target: EmulatedTarget, tokens: list[int], expected: NDArray[np.float3
 )
 def test_logits_are_those_of_transformers(name: str, extra: dict[str, Any], workers: int) -> None:
     model = mixture(name, **extra)
-    check(EmulatedTarget(model.config, model.weights, workers), model.tokens, model.logits, TOLERANCE)
+    check(EmulatedTarget(model.config, model.weights, workers), model.tokens, model.logits)
 
 
 @pytest.mark.parametrize("formats", [("u4k32", "fp4g32"), seldom(("i6k16", "i8g32")), seldom(("e4m3k128", "u4g32m"))])
@@ -71,14 +73,14 @@ def test_experts_in_low_bit_formats_are_those_of_the_interpreter(formats: tuple[
     names = [f"layers.{layer}.experts.{part}" for layer in (0, 1) for part in ("gate", "up", "down")]
     weights = LowBitWeights(model.weights, names, [FORMATS[name] for name in (formats[0], *formats)])
     exact = open_target(model.config, weights, device="interpreter", workers=1, context=64, cache_format="f32")
-    check(EmulatedTarget(model.config, weights, 4), model.tokens, exact.logits(model.tokens), TOLERANCE)
+    check(EmulatedTarget(model.config, weights, 4), model.tokens, exact.logits(model.tokens))
 
 
 @thorough
 def test_inputs_that_shared_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "shared_memory", lambda *given: replace(shared_memory(*given), prefill_cols=0))
     model = mixture("qwen2-moe-shared")
-    check(EmulatedTarget(model.config, model.weights, 4), model.tokens, model.logits, TOLERANCE)
+    check(EmulatedTarget(model.config, model.weights, 4), model.tokens, model.logits)
 
 
 @thorough

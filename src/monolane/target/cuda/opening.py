@@ -122,10 +122,6 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: For
             f"The CUDA target cannot run this {config.family} model yet: only some of its layers have experts.",
             "Use device='cpu'.",
         )
-    if config.sinks:
-        raise UnsupportedModelError(
-            f"The CUDA target cannot run {config.family} yet: it has no attention sinks.", "Use device='cpu'."
-        )
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
         raise UsageError(

@@ -81,6 +81,7 @@ def projection_types(plan: Plan) -> list[str]:
         "kQkNorm": int(attend.q_norm is not None),
         "kQueryNorm": _offset(attend.q_norm.weight if attend.q_norm else None, offsets),
         "kKeyNorm": _offset(attend.k_norm.weight if attend.k_norm else None, offsets),
+        "kSinks": _offset(_sinks(projections[merging][0]), offsets),
         "kAnyWindow": int(any(windows)),
         "kCacheBytesInFlight": HIGH,
     }
@@ -132,8 +133,8 @@ def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
     least = 1 if input_segments(stage) % WARPGROUPS == 0 or input_segments(stage) == 1 else WARPGROUPS
     if _fragments(plan, stage) < least:
         raise UnsupportedModelError(
-            f"The CUDA target cannot run {stage.chosen} experts with {stage.matrix.cols} columns: with an odd number of "
-            f"experts, each needs more than {plan.layout.fragment_cols(stage)}.",
+            f"The CUDA target cannot run {stage.chosen} experts with {stage.matrix.cols} columns: an odd number of "
+            f"experts needs more than {plan.layout.fragment_cols(stage)} columns.",
             "Use device='cpu'.",
         )
     return cut(_fragments(plan, stage), slot // fragment_bytes(stage.matrix.format), least)
@@ -247,9 +248,13 @@ def _distance(layers: list[tuple[Stage, ...]], offsets: dict[str, int]) -> int:
 def _vectors(stage: Stage) -> list[Vector]:
     if isinstance(stage, Project):
         norm = stage.input.weight if isinstance(stage.input, Norm) else None
-        return [vector for vector in (norm, stage.order, stage.bias) if vector]
+        return [vector for vector in (norm, _sinks(stage), stage.order, stage.bias) if vector]
     assert isinstance(stage, Attend)
     return [norm.weight for norm in (stage.q_norm, stage.k_norm) if norm]
+
+
+def _sinks(stage: Project) -> Vector | None:
+    return stage.input.sinks if isinstance(stage.input, Merge) else None
 
 
 def _exchange(program: Program, stage: Project) -> int:

@@ -206,6 +206,12 @@ MONOLANE_DEVICE void publish_partial(int row, int split, int splits, int head, i
 MONOLANE_DEVICE int query_norm(int layer) { return kQueryNorm + layer * kConstantsPerLayer; }
 MONOLANE_DEVICE int key_norm(int layer) { return kKeyNorm + layer * kConstantsPerLayer; }
 
+// The sink of a query head in one of its splits, in units of log2. A sink is part of the row's softmax once: the first split has it, and
+// in the others it is -infinity, which adds nothing. The LSE of the first split contains it, so merging splits is the same with sinks.
+MONOLANE_DEVICE float sink_of(int layer, int head, int split) {
+  return split ? -kInfinity : buffers().constants[kSinks + layer * kConstantsPerLayer + head] * kLog2E;
+}
+
 // --- decode pass: one row ---
 
 template <bool kRing>
@@ -276,6 +282,7 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
         split_attention.load_first(cursor);
       else
         split_attention.load_first();
+      split_attention.load_sinks(rows, [&](int row) { return sink_of(layer, head * kQueriesPerKv + first_row + row, split); });
       const RopeCoefficients query_rope = rope_coefficients(position, query_norm(layer));
       const RopeCoefficients key_rope = kQkNorm ? rope_coefficients(position, key_norm(layer)) : query_rope;
       split_attention.mask_new_values();
@@ -374,6 +381,7 @@ MONOLANE_DEVICE void attend_prefill(int layer, int start, int rows, uint32_t ste
     const int head = item % kHeads, split = item / kHeads;
     SplitAttention<Source::kPrefill, kMmaRows> split_attention(layer, head / kQueriesPerKv, start, rows, span, split, 0);
     split_attention.load_first();
+    split_attention.load_sinks(rows, [&](int) { return sink_of(layer, head, split); });
     if (split == span.splits - 1) rope_new_kv(layer, head / kQueriesPerKv, start, rows);
     rope_queries(layer, head, start, rows);
     sync_consumers();

@@ -32,7 +32,7 @@ constexpr int kPaddedDim = round_up(kValueFragments * 16, 32);  // floats of a r
 // four rows that a warp writes at once (0, 2, 4, 6 or 1, 3, 5, 7) use different banks.
 MONOLANE_DEVICE int accumulator_index(int row, int d) { return row * kPaddedDim + (d ^ row / 2 % 4 * 8); }
 // Attention scores times this factor, which is the softmax scale times log2(e), are exponents for exp2. Row maxes are in these units.
-constexpr float kScoreFactor = kScale * 1.4426950408889634f;
+constexpr float kLog2E = 1.4426950408889634f, kScoreFactor = kScale * kLog2E;
 
 namespace attention {
 

@@ -15,8 +15,8 @@ namespace monolane {
 // the newest pages, which are not streamed, still come from global memory.
 enum class Source { kPrefill, kDecode, kRing };
 
-// kMaxRows: the most queries. The functions are called in this order, by all consumer threads: load_first, mask_new_values (decode pass),
-// then, when the queries are in the scratch, attend and merge_warps.
+// kMaxRows: the most queries. The functions are called in this order, by all consumer threads: load_first, load_sinks, mask_new_values (decode
+// pass), then, when the queries are in the scratch, attend and merge_warps.
 template <Source kSource, int kMaxRows>
 class SplitAttention {
  public:
@@ -61,6 +61,15 @@ class SplitAttention {
       load_from_ring<true>(cursor);
   }
 
+  // Loads the sinks of the rows that this thread merges, where the model has sinks. `sink_of(row)`: in units of log2; -infinity for none.
+  template <class SinkOf>
+  MONOLANE_DEVICE void load_sinks(int rows, SinkOf sink_of) {
+    if constexpr (kSinks != kNone) {
+#pragma unroll
+      for (int n = 0; n < kEach; n++) sinks_[n] = sink_of(min((thread_id() + n * kConsumers) / kFours, rows - 1));
+    }
+  }
+
   // Zeroes the values behind the last position. In a decode pass the value of the last position is not in the cache yet, so what lies in its
   // place is undefined and is zeroed, too.
   MONOLANE_DEVICE void mask_new_values() {
@@ -91,14 +100,14 @@ class SplitAttention {
 
   // Merges the softmax states of all warps. Each thread computes four dimensions of a row at a time, normalised, and calls
   // `publish(row, d, four values)`; one thread per row calls `publish_lse(row, LSE of the split)`. `newest`: the position of a decode pass is in
-  // this split, and its value is added here. Warps are added in order, so the result does not depend on timing.
+  // this split, and its value is added here. A sink is part of the row max and the row sum, as the score of a position with the value 0 is.
+  // Warps are added in order, so the result does not depend on timing.
   template <class Publish, class PublishLse>
   MONOLANE_DEVICE void merge_warps(int rows, bool newest, Publish publish, PublishLse publish_lse) {
-    constexpr int kRowsKept = kPrefill ? kMmaRows : kMaxRows, kTotals = kRowsKept * kPaddedDim, kFours = kValueFragments * 4;
+    constexpr int kTotals = kRowsKept * kPaddedDim;
     constexpr int kFit = (kAttendBytes - kAccumulatorsOffset) / (kTotals * 4);  // warps whose accumulators fit the scratch
     static_assert(kFit > 0, "attention's scratch");
     constexpr int kTogether = divide_up(kConsumerWarps, divide_up(kConsumerWarps, kFit));  // warps of one round, as equal as can be
-    constexpr int kEach = divide_up(kRowsKept * kFours, kConsumers);
     const int warp = warp_id(), thread = thread_id();
     softmax_.store_stats(attention::row_maxes() + warp * kMmaRows, attention::row_sums() + warp * kMmaRows);
     float value[kEach][4] = {}, row_sum[kEach] = {}, row_max[kEach];
@@ -115,6 +124,10 @@ class SplitAttention {
           row_max[n] = attention::row_maxes()[row];
 #pragma unroll
           for (int w = 1; w < kConsumerWarps; w++) row_max[n] = fmaxf(row_max[n], attention::row_maxes()[w * kMmaRows + row]);
+          if constexpr (kSinks != kNone) {
+            row_max[n] = fmaxf(row_max[n], sinks_[n]);
+            row_sum[n] = ptx::exp2(sinks_[n] - row_max[n]);
+          }
         }
 #pragma unroll
         for (int w = 0; w < kTogether; w++) {
@@ -148,6 +161,10 @@ class SplitAttention {
   }
 
  private:
+  // What one thread merges: kEach times four dimensions of a row.
+  static constexpr int kRowsKept = kPrefill ? kMmaRows : kMaxRows, kFours = kValueFragments * 4;
+  static constexpr int kEach = divide_up(kRowsKept * kFours, kConsumers);
+
   // The page of the last row.
   MONOLANE_DEVICE int newest() const { return last_ / kPageTokens; }
   // The end of the pages that are loaded from global memory. Where all tokens of the newest page of a prefill pass are new, the page holds
@@ -247,6 +264,7 @@ class SplitAttention {
   int first_visible_[2], last_visible_[2];   // positions that this thread's two rows see in this split
   int first_visible_to_all_;                 // from this position on, every position is in the window of all rows
   int pages_[kStepPages];                    // pages of the current step, where the cache is streamed
+  float sinks_[kEach];                       // of the rows that this thread merges, where the model has sinks
   KvFragments kv_;
   SoftmaxState<kQueriesAreRows> softmax_;
 };
