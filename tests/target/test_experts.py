@@ -13,7 +13,7 @@ import transformers
 from numpy.typing import NDArray
 
 from low_bit import LowBitWeights
-from monolane.errors import UnsupportedModelError, UsageError
+from monolane.errors import UsageError
 from monolane.model.format import FORMATS
 from monolane.model.quantise import quantised
 from monolane.program import interpret
@@ -23,7 +23,6 @@ from monolane.program.stage import Routing, Scoring
 from monolane.target import open_target, plan_for
 from monolane.target.base import Request
 from monolane.target.cpu.runtime import CpuTarget
-from monolane.target.cuda.opening import cuda_plan
 from random_models import MIXTURES, Case, random_model
 from thorough import seldom
 
@@ -158,5 +157,3 @@ def test_what_is_not_there_yet_is_refused_by_name() -> None:
     config = random_model(BY_NAME["gpt-oss"], 300).config
     with pytest.raises(UsageError, match="lanes"):
         plan_for(config, lanes=2)
-    with pytest.raises(UnsupportedModelError, match="gpt_oss"):
-        cuda_plan(config, 132)
