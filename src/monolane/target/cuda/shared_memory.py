@@ -173,12 +173,12 @@ def _exchange_bytes(plan: Plan) -> int:
 
 def _routes_bytes(plan: Plan) -> int:
     """Bytes of the choice of experts: Routes in csrc/route.cuh, which has for each logit 4 bytes, for each expert 4 and
-    a bit, and for each row of a pass 6 bytes for every chosen expert and 4 more."""
+    a bit, for each row of a pass 6 bytes for every chosen expert and 4 more, and 2 for every chosen expert."""
     logits = routed(plan.program)
     if not logits:
         return 0
     chosen = max(stage.chosen for stage in plan.program.projections)
-    return _up(4 * logits + 4 * logits + 4 * -(-logits // 32) + PASS_ROWS * (6 * chosen + 4) + 16, ALIGNMENT)
+    return _up(4 * logits + 4 * logits + 4 * -(-logits // 32) + PASS_ROWS * (6 * chosen + 4) + 2 * chosen + 16, ALIGNMENT)
 
 
 def _prefill(plan: Plan, limit: int, slots: int, slot: int) -> tuple[int, int]:

@@ -23,6 +23,7 @@ struct Routes {
   uint32_t marks[divide_up(kRouted, 32) + 1];  // a bit for each expert
   uint32_t used_count;
   uint16_t experts[kPassRows][kMostChosen];
+  uint16_t ranked[kMostChosen];  // of the row whose experts are being chosen, in the order of their logits
   uint16_t used[kRouted + 1];  // the experts that any row of a prefill pass uses
   uint16_t rows[kRouted + 1];  // [expert]: a bit for each row of the pass that uses it
 };
@@ -61,33 +62,54 @@ MONOLANE_DEVICE int marked_before(int expert) {
 }
 
 // Chooses the experts of one row. `logit(i)`: loads a logit. All consumer threads call it.
+//
+// The rank of an expert is the number of experts that would be chosen rather than it: those with a higher logit, and with the same one and a lower
+// index. kScanners neighbouring threads count for one expert. One whose logit is not a number has a rank behind all others, and takes one from each.
 template <class P, class Logit>
 MONOLANE_DEVICE void choose_for_row(int row, Logit logit) {
-  constexpr int kCount = P::kExperts, kFirst = P::kLogit;
+  constexpr int kCount = P::kExperts, kChosen = P::kChosen;
+  // As many as there are threads for: a power of two.
+  constexpr int kScanners = lesser(32, power_of_two_from(divide_up(kConsumers + kCount, 2 * kCount)));
   Routes& routes = shared::routes();
   for (int i = thread_id(); i < kRouted; i += kConsumers) routes.logits[i] = logit(i);
-  for (int i = thread_id(); i < P::kChosen; i += kConsumers) routes.experts[row][i] = 0;  // stays so only where logits are not numbers
+  for (int i = thread_id(); i < kChosen; i += kConsumers) routes.experts[row][i] = routes.ranked[i] = 0;  // stays so where logits are not numbers
   sync_consumers();
-  const float* logits = routes.logits + kFirst;
-  mark_experts<kCount>([&](int expert) {
-    const float own = logits[expert];
-    int before = 0;  // experts that are chosen rather than this one; one whose logit is not a number is never chosen
+  const float* logits = routes.logits + P::kLogit;
+  const int scanner = thread_id() % kScanners;
+#pragma unroll 1
+  for (int first = 0; first < kCount; first += kConsumers / kScanners) {
+    const int expert = first + thread_id() / kScanners;
+    const float own = logits[min(expert, kCount - 1)];
+    int rank = 0;
 #pragma unroll 8
-    for (int i = 0; i < kCount; i++) before += !(logits[i] <= own) || (logits[i] == own && i < expert);
-    return before < P::kChosen;
-  });
-  for (int expert = thread_id(); expert < kCount; expert += kConsumers)
-    if (marked(expert)) routes.experts[row][marked_before(expert)] = static_cast<uint16_t>(expert);
+    for (int i = scanner; i < kCount; i += kScanners) rank += !(logits[i] <= own) || (logits[i] == own && i < expert);
+#pragma unroll
+    for (int mask = 1; mask < kScanners; mask *= 2) rank += static_cast<int>(ptx::shuffle_xor(static_cast<uint32_t>(rank), mask));
+    if (scanner == 0 && expert < kCount && rank < kChosen) routes.ranked[rank] = static_cast<uint16_t>(expert);
+  }
   sync_consumers();
   if (warp_id() == 0) {
-    float highest = -kInfinity;
-    for (int i = 0; i < P::kChosen; i++) highest = fmaxf(highest, logits[routes.experts[row][i]]);
-    float total = 0.0f;
-    for (int expert = lane_id(); expert < kCount; expert += 32)
-      if (P::kScoring == Scoring::kSoftmax || marked(expert)) total += ptx::exp(logits[expert] - highest);
+    constexpr int kEach = divide_up(kChosen, 32);
+    const float highest = logits[routes.ranked[0]];
+    float weights[kEach], total = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kEach; j++) {
+      const int i = lane_id() + 32 * j;
+      weights[j] = i < kChosen ? ptx::exp(logits[routes.ranked[i]] - highest) : 0.0f;
+      if (P::kScoring == Scoring::kChosenSoftmax) total += weights[j];
+    }
+    if (P::kScoring == Scoring::kSoftmax)
+      for (int expert = lane_id(); expert < kCount; expert += 32) total += ptx::exp(logits[expert] - highest);
     total = warp_sum(total);
-    for (int i = lane_id(); i < P::kChosen; i += 32)
-      routes.weights[row][i] = ptx::divide(ptx::exp(logits[routes.experts[row][i]] - highest), total);
+#pragma unroll
+    for (int j = 0; j < kEach; j++) {
+      const int i = lane_id() + 32 * j;
+      if (i >= kChosen) continue;
+      const int expert = routes.ranked[i];
+      int place = 0;
+      for (int other = 0; other < kChosen; other++) place += routes.ranked[other] < expert;
+      routes.experts[row][place] = static_cast<uint16_t>(expert), routes.weights[row][place] = ptx::divide(weights[j], total);
+    }
     if (kRouted > kCount && lane_id() == 0) routes.always[row] = ptx::divide(1.0f, 1.0f + ptx::exp(-routes.logits[kCount]));
   }
   sync_consumers();
