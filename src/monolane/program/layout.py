@@ -28,11 +28,14 @@ class Layout:
     tile_rows: int
     k_block: int
     halves_residual: bool = False  # matrices that write the residual stream have tiles of half as many rows
-    whole_blocks: bool = False  # low-bit columns are padded to whole super-blocks
+    halves_gates: bool = False  # so have gates
+    whole_blocks: bool = False  # low-bit columns are padded to whole super-blocks, and codes of tables are in order
 
     def rows(self, stage: Project) -> int:
         """Rows of a tile."""
-        halved = self.halves_residual and stage.output is Output.RESIDUAL
+        halved = (self.halves_residual and stage.output is Output.RESIDUAL) or (
+            self.halves_gates and stage.output is Output.GATE
+        )
         return self.tile_rows // 2 if halved else self.tile_rows
 
     def fragment_cols(self, stage: Project) -> int:
@@ -56,7 +59,7 @@ class Layout:
     def pack(self, rows: Bf16Bits | QuantRows, stage: Project) -> NDArray[np.uint8]:
         """Pack consecutive rows into whole tiles. Missing rows of the last tile, and missing columns, become zeros."""
         if isinstance(rows, QuantRows):
-            return tiles.pack(rows.widened(self.padded_cols(stage) // GROUP), self.rows(stage))
+            return tiles.pack(rows.widened(self.padded_cols(stage) // GROUP), self.rows(stage), self.whole_blocks)
         tile_rows, padded = self.rows(stage), self.padded_cols(stage)
         count = -(-len(rows) // tile_rows)
         if len(rows) != count * tile_rows or rows.shape[1] != padded:
@@ -70,7 +73,8 @@ class Layout:
         """The weights of whole tiles in fp32, including padding rows, without padding columns."""
         matrix = stage.matrix
         if matrix.format.is_low_bit:
-            rows = tiles.unpack(tape, matrix.format, self.padded_cols(stage) // GROUP, self.rows(stage))
+            groups = self.padded_cols(stage) // GROUP
+            rows = tiles.unpack(tape, matrix.format, groups, self.rows(stage), self.whole_blocks)
             return rows.values(matrix.cols)
         return from_bf16(self.unpack(tape, stage))
 

@@ -12,6 +12,9 @@ core's registers: thread 4r + c of a warp has columns 4c to 4c + 3 and 16 + 4c t
     scales  [group][row][numbers of a group]
     blocks  [row][numbers of a super-block]
 
+Where ``in_order``, 4-bit codes that are looked up in a table have the columns of a word in order, 4c to 4c + 3 and then
+16 + 4c to 19 + 4c: an instruction of the GPU looks up four of them that lie side by side.
+
 The last super-block of a tile has fewer groups where the columns end in it, and none of the arrays has padding for the
 others but ``high``.
 """
@@ -47,7 +50,7 @@ def block_type(format: Format, rows: int, groups: int) -> np.dtype[np.void]:
     return np.dtype(fields)
 
 
-def pack(rows: QuantRows, tile_rows: int) -> Bytes:
+def pack(rows: QuantRows, tile_rows: int, in_order: bool = False) -> Bytes:
     """Consecutive rows in whole tiles. Missing rows of the last tile become zeros."""
     tiles = -(-len(rows) // tile_rows)
     if len(rows) != tiles * tile_rows:
@@ -57,16 +60,37 @@ def pack(rows: QuantRows, tile_rows: int) -> Bytes:
     tape = np.zeros((tiles, tile_rows * rows.format.row_bytes(rows.groups * 32)), np.uint8)
     for blocks, first in _blocks(tape, rows.format, tile_rows, rows.groups):
         _fill(blocks, rows.cut(slice(None), slice(first, first + blocks.shape[1] * _groups(blocks))))
+        if in_order:
+            _reorder(blocks, rows.format, _IN_ORDER)
     return tape.reshape(-1)
 
 
-def unpack(tape: Bytes, format: Format, groups: int, tile_rows: int) -> QuantRows:
+def unpack(tape: Bytes, format: Format, groups: int, tile_rows: int, in_order: bool = False) -> QuantRows:
     """The rows of whole tiles, including padding rows."""
     tape = tape.reshape(-1, tile_rows * format.row_bytes(groups * 32))
     rows = QuantRows.zeros(format, len(tape) * tile_rows, groups)
+    if in_order:
+        tape = tape.copy()
     for blocks, first in _blocks(tape, format, tile_rows, groups):
+        if in_order:
+            _reorder(blocks, format, tuple(map(_IN_ORDER.index, range(8))))
         _read(blocks, rows.cut(slice(None), slice(first, first + blocks.shape[1] * _groups(blocks))))
     return rows
+
+
+_IN_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which 4 bits of a word are its first, its second, and so on
+
+
+def _reorder(blocks: NDArray[np.void], format: Format, order: tuple[int, ...]) -> None:
+    """Move the codes within each word, where they are looked up in a table."""
+    assert format.codes is not None
+    if format.codes.table is None:
+        return
+    for name in (name for name in blocks.dtype.names or () if name.startswith("codes")):
+        words = blocks[name]
+        blocks[name] = sum(
+            (words >> np.uint32(4 * old) & np.uint32(15)) << np.uint32(4 * new) for new, old in enumerate(order)
+        )
 
 
 def _blocks(tape: Bytes, format: Format, tile_rows: int, groups: int) -> list[tuple[NDArray[np.void], int]]:

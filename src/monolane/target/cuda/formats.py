@@ -9,7 +9,7 @@ from monolane.target.cpp import braces, integer_constants
 from monolane.target.cuda.constants import FRAGMENT_BYTES, MMA_COLS
 from monolane.target.generate import SCALINGS
 
-TABLE_ZERO = 128  # is added to the values of a table, which are signed, so that all codes are unsigned
+BYTE_ZERO = 128  # is added to the values of a table where they need all of a byte
 
 
 def any_low_bit(program: Program) -> bool:
@@ -48,14 +48,19 @@ def _type(format: Format) -> list[str]:
     codes, scales = format.codes, format.scales
     assert codes is not None
     assert scales is not None
-    table = bytes(value + TABLE_ZERO for value in codes.table or (0,) * 16)
+    values = codes.table or (0,) * 16
+    # Values of a table are signed; what the kernel looks up has the zero added, and is unsigned.
+    is_small = max(values) - min(values) < BYTE_ZERO
+    zero = -min(values) if is_small else BYTE_ZERO
+    table = bytes(value + zero for value in values)
     words = [int.from_bytes(table[i : i + 4], "little") for i in range(0, 16, 4)]
     fields = {
         "bool kIsLowBit": "true",
         "bool kIsInteger": str(format.is_integer).lower(),
         "int kBits": codes.bits,
-        "int kZero": TABLE_ZERO if codes.table else codes.zero,
+        "int kZero": zero if codes.table else codes.zero,
         "bool kHasTable": str(codes.table is not None).lower(),
+        "bool kHasSmallTable": str(codes.table is not None and is_small).lower(),
         **{f"uint32_t kTable{i}": f"{word:#010x}u" for i, word in enumerate(words)},
         "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",
         "int kScaleBytes": scales.group_bytes,

@@ -20,7 +20,7 @@ from monolane.program.check import check
 from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
 from monolane.program.shard import Shard, lane_formats
-from monolane.program.stage import Output, Program, Splitting
+from monolane.program.stage import Output, Program, Project, Splitting
 from monolane.program.tape import Allocate, Bytes, Tape, constant_offsets
 from monolane.program.tape_store import load_lanes
 from monolane.progress import Progress
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from monolane.target.cuda.driver import Context, Device, Kernel
     from monolane.target.cuda.runtime import CudaTarget
 
-WHOLE = replace(LAYOUT, whole_blocks=True)
+WHOLE = replace(LAYOUT, name="rows8-blocks", whole_blocks=True)
 HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may stream more than an equal share of a stage, to level the tapes
 SPARE_BYTES = 512 << 20  # of GPU memory for the driver and for the arrays of requests
@@ -138,13 +138,23 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: For
 
 
 def _layout(program: Program, workers: int) -> Layout:
-    """Half tiles only where the largest share of the residual stream gets smaller: they double the loads of input.
-    Tiles of low-bit weights are whole, and so are those of an odd number of experts, which are cut in two."""
-    stage = program.projections[residual_projection(program)]
-    residual = [other for other in program.projections if other.output is Output.RESIDUAL]
-    if any(other.matrix.format.is_low_bit or (other.chosen > 1 and other.chosen % 2) for other in residual):
-        return WHOLE
-    return min((WHOLE, HALVED), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
+    """Half tiles only where the largest share of a worker gets smaller, because they double the loads of input: in the
+    residual stream, and in the gates of experts, of which a worker has the same tiles again and again. Tiles of low-bit
+    weights are whole, and so are those of an odd number of experts' outputs, which are cut in two."""
+    residual = [stage for stage in program.projections if stage.output is Output.RESIDUAL]
+    gates = [stage for stage in program.projections if stage.output is Output.GATE]
+    layout = WHOLE
+    if not any(stage.matrix.format.is_low_bit or (stage.chosen > 1 and stage.chosen % 2) for stage in residual):
+        layout = _smaller(program.projections[residual_projection(program)], layout, HALVED, workers)
+    if gates[0].matrix.experts > 1 and not any(stage.matrix.format.is_low_bit for stage in gates):
+        halved = replace(layout, name=f"{layout.name}-gates", halves_gates=True)
+        layout = _smaller(gates[0], layout, halved, workers)
+    return layout
+
+
+def _smaller(stage: Project, first: Layout, second: Layout, workers: int) -> Layout:
+    """The layout in which the largest share of a worker is smaller."""
+    return min((first, second), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
 
 
 def memory_needed(plan: Plan, context: int, lanes: int) -> int:

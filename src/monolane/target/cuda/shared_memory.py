@@ -178,7 +178,9 @@ def _routes_bytes(plan: Plan) -> int:
     if not logits:
         return 0
     chosen = max(stage.chosen for stage in plan.program.projections)
-    return _up(4 * logits + 4 * logits + 4 * -(-logits // 32) + PASS_ROWS * (6 * chosen + 4) + 2 * chosen + 16, ALIGNMENT)
+    return _up(
+        4 * logits + 4 * logits + 4 * -(-logits // 32) + PASS_ROWS * (6 * chosen + 4) + 2 * chosen + 16, ALIGNMENT
+    )
 
 
 def _prefill(plan: Plan, limit: int, slots: int, slot: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ namespace monolane {
 // is the number times 2^-120, also where it is subnormal: its sign is extended to 16 bits, a shift by 4 puts all bits in place, and the mask clears the
 // other copies of the sign. The product with 2^120 is exact.
 MONOLANE_DEVICE uint32_t bf16_of_codes(uint32_t codes, int first) {
-  const uint32_t extended = ptx::byte_perm_signed(codes, first ? 0xb3a2u : 0x9180u);
+  const uint32_t extended = ptx::byte_perm_signed(codes, 0, first ? 0xb3a2u : 0x9180u);
   return ptx::multiply_bf16_pairs(extended << 4 & 0x87f087f0u, 0x7b807b80u);
 }
 

@@ -43,13 +43,15 @@ struct BlockPlace {
 
 MONOLANE_DEVICE uint32_t word_of(const Word4& words, int i) { return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w; }
 
-// The values of four codes of 4 bits, one in each byte, from a table of 16. byte_perm selects among 8 bytes by the lowest 3 bits of a digit, so each
-// half of the table is looked up, and the fourth bit chooses.
+// What a table of 16 has for four codes of 4 bits: the lowest 16 bits of `codes`. An instruction selects among 8 bytes by the lowest 3 bits of a code, so
+// each half of the table is looked up. The fourth bit chooses: where it is set, the instruction returns the sign bit of the byte it selects, eight times,
+// which is 0 if all bytes of the table are less than 128 (a small table). Then the other half is looked up with the fourth bits inverted.
 template <class F>
 MONOLANE_DEVICE uint32_t looked_up(uint32_t codes) {
-  const uint32_t digits = ptx::byte_perm(codes | codes >> 4, 0, 0x4420);  // the four codes as digits
-  const uint32_t lower = ptx::byte_perm(F::kTable0, F::kTable1, digits), upper = ptx::byte_perm(F::kTable2, F::kTable3, digits);
-  return ptx::byte_perm(lower, upper, 0x3210u | (digits & 0x8888u) >> 1);
+  if constexpr (F::kHasSmallTable)
+    return ptx::byte_perm_signed(F::kTable0, F::kTable1, codes) | ptx::byte_perm_signed(F::kTable2, F::kTable3, codes ^ 0x8888u);
+  const uint32_t lower = ptx::byte_perm(F::kTable0, F::kTable1, codes), upper = ptx::byte_perm(F::kTable2, F::kTable3, codes);
+  return ptx::byte_perm(lower, upper, 0x3210u | (codes & 0x8888u) >> 1);
 }
 
 // The high bits of the codes of a group: `word` has two bits of every column for each of 4 groups, or one bit of both halves of a group.
@@ -94,13 +96,14 @@ struct LowBitFragment {
       halves[0] = word_of(codes[part][0], place), halves[1] = word_of(codes[part][1], place);
     } else {
       const uint32_t both = word_of(codes[part][0], place);
-      halves[0] = both & 0x0f0f0f0fu, halves[1] = both >> 4 & 0x0f0f0f0fu;
+      if constexpr (F::kHasTable)
+        halves[0] = looked_up<F>(both), halves[1] = looked_up<F>(both >> 16);
+      else
+        halves[0] = both & 0x0f0f0f0fu, halves[1] = both >> 4 & 0x0f0f0f0fu;
     }
+    if constexpr (kHighWords > 0)
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      if constexpr (kHighWords > 0) halves[half] |= high_bits<F::kBits>(high[part * kHighWords + half * (kHighWords - 1)], place, half);
-      if constexpr (F::kHasTable) halves[half] = looked_up<F>(halves[half]);
-    }
+      for (int half = 0; half < 2; half++) halves[half] |= high_bits<F::kBits>(high[part * kHighWords + half * (kHighWords - 1)], place, half);
   }
 
   // Moves the second half of the codes and scales into the place of the first.
@@ -290,6 +293,8 @@ MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v
   uint32_t codes;
   if constexpr (F::kBits == 8)
     codes = word(first + (half * kRows * 4 * here + place) * 4);
+  else if constexpr (F::kHasTable && kRows > 1)
+    codes = looked_up<F>(word(first + place * 4) >> 16 * half);
   else
     codes = word(first + place * 4) >> 4 * half & 0x0f0f0f0fu;
   if constexpr (F::kBits == 5 || F::kBits == 6) {
@@ -303,7 +308,7 @@ MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v
     for (int i = 0; i < 4; i++) v[i] = scale * float_of_code(codes >> 8 * i & 0xffu);
     return;
   }
-  if constexpr (F::kHasTable) codes = looked_up<F>(codes);
+  if constexpr (F::kHasTable && kRows == 1) codes = looked_up<F>(ptx::byte_perm(codes | codes >> 4, 0, 0x4420));  // a row of the table is not in order
   const int numbers_at = Place::scales(groups) + (group * kRows + row) * F::kScaleBytes, block_at = Place::blocks(groups) + row * F::kBlockBytes;
   uint32_t numbers, of_block = 0;
   if constexpr (F::kScaleBytes == 2) numbers = number(numbers_at);

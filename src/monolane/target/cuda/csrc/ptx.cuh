@@ -324,10 +324,10 @@ MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
 }
 // Selects 4 of 8 bytes: `a` has bytes 0 to 3 and `b` has bytes 4 to 7. Each hexadecimal digit of `which`, the lowest first, selects one.
 MONOLANE_DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
-// The same with the bytes of `a` alone, where a digit above 7 selects the sign bit of byte `digit` - 8, eight times.
-MONOLANE_DEVICE uint32_t byte_perm_signed(uint32_t a, uint32_t which) {
+// The same, where a digit above 7 selects the sign bit of byte `digit` - 8, eight times.
+MONOLANE_DEVICE uint32_t byte_perm_signed(uint32_t a, uint32_t b, uint32_t which) {
   uint32_t v;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(v) : "r"(a), "r"(which));
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(which));
   return v;
 }
 // Products of two pairs of bf16, rounded to nearest even.

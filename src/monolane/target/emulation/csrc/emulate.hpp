@@ -402,13 +402,14 @@ MONOLANE_DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t which) {
   for (int i = 0; i < 4; ++i) picked |= static_cast<uint32_t>(all >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
   return picked;
 }
-MONOLANE_DEVICE uint32_t byte_perm_signed(uint32_t a, uint32_t which) {
-  uint32_t picked = 0;
+MONOLANE_DEVICE uint32_t byte_perm_signed(uint32_t a, uint32_t b, uint32_t which) {
+  const uint32_t picked = byte_perm(a, b, which);
+  uint32_t result = 0;
   for (int i = 0; i < 4; ++i) {
-    const uint32_t digit = which >> 4 * i & 15, byte = digit % 8 < 4 ? a >> 8 * (digit % 4) & 0xff : 0;
-    picked |= (digit < 8 ? byte : byte >> 7 ? 0xffu : 0u) << 8 * i;
+    const uint32_t byte = picked >> 8 * i & 0xff;
+    result |= (which >> 4 * i & 8 ? (byte >> 7 ? 0xffu : 0u) : byte) << 8 * i;
   }
-  return picked;
+  return result;
 }
 MONOLANE_DEVICE uint32_t multiply_bf16_pairs(uint32_t a, uint32_t b) {
   const auto low = [](uint32_t pair) { return std::bit_cast<float>(pair << 16); };
