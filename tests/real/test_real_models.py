@@ -12,7 +12,7 @@ from monolane import LLM, SamplingParams
 from monolane.engine.session import Session
 from monolane.program.sample import Sampling
 from monolane.target.base import Request, Target, Token
-from thorough import seldom
+from thorough import seldom, thorough
 
 LENGTHS = (1, 15, 16, 17, 140)  # of prompts: around the border of a pass, and beyond one split of the context
 NEXT = 8  # tokens compared after each prompt
@@ -39,7 +39,7 @@ def test_the_number_of_workers_does_not_change_the_answer(default_model_path: Pa
             assert another.generate(PROSE[:300], params).token_ids == expected
 
 
-@pytest.mark.parametrize("placement", [seldom("together"), "apart"])
+@pytest.mark.parametrize("placement", [seldom("together"), seldom("apart")])
 def test_nor_do_lanes(default_model_path: Path, llm: LLM, placement: str) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     expected = llm.generate(PROSE[:300], params).token_ids
@@ -76,6 +76,7 @@ def test_the_interpreter_chooses_the_same_tokens(llm: LLM, oracle: LLM, temperat
     assert oracle.generate(prompt, params).token_ids == llm.generate(prompt, params).token_ids
 
 
+@thorough
 def test_a_prompt_read_in_passes_is_the_same_as_one_read_token_by_token(llm: LLM) -> None:
     tokens = llm.tokenizer.encode(PROSE)[: max(LENGTHS)]
     assert len(tokens) == max(LENGTHS)

@@ -42,7 +42,7 @@ def plan_of(case: Case, workers: int) -> Plan:
 
 # What these have, others have, too: tests below run three KV heads of 64, and Qwen3 with heads of 128.
 SELDOM = (
-    *("llama-64-tied", "mistral-128-window", "mistral-80-long-window"),
+    *("llama-64-tied", "mistral-128-window", "mistral-80-long-window", "mistral-64-alternating"),
     *("qwen2-64", "qwen2-96", "qwen3-128", "qwen3-96-seven-kv-heads"),
 )
 
@@ -151,7 +151,7 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
     [
         pytest.param(96, 16, 256, id="a split of two steps", marks=thorough),
         pytest.param(64, 2, 96, id="a few splits", marks=thorough),
-        pytest.param(32, 1, 22 * 4 * 16, id="from the ring, two steps a split"),
+        pytest.param(32, 1, 22 * 4 * 16, id="from the ring, two steps a split", marks=thorough),
     ],
 )
 def test_no_position_is_missed(head_dim: int, split_blocks: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:

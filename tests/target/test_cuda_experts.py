@@ -53,7 +53,7 @@ def check(target: EmulatedTarget, tokens: list[int], expected: NDArray[np.float3
 @pytest.mark.parametrize(
     ("name", "extra", "workers"),
     [
-        ("qwen2-moe-shared", {}, 20),  # some workers have no tile of the router, of experts or of the shared expert
+        seldom("qwen2-moe-shared", {}, 20),  # some workers have no tile of a stage
         ("gpt-oss", {}, 4),
         seldom("qwen3-moe", {}, 4),
         seldom("mixtral", {"sliding_window": None}, 3),

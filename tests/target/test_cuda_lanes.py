@@ -49,9 +49,7 @@ def test_the_logits_are_those_of_transformers(name: str, lanes: int) -> None:
         np.testing.assert_allclose(ours, model.logits[:length], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "variant", [*LANEFORMERS[::4], *map(seldom, (each for i, each in enumerate(LANEFORMERS) if i % 4))]
-)
+@pytest.mark.parametrize("variant", [LANEFORMERS[0], *map(seldom, LANEFORMERS[1:])])
 def test_a_laneformer_is_the_module(variant: str) -> None:
     """By prefill passes, and then token by token, where lanes run apart as far as delays let them."""
     model = laneformer(variant)
@@ -80,6 +78,7 @@ def test_workers_and_delays_change_no_bit() -> None:
     assert [(token.id, token.top) for token in again] == [(token.id, token.top) for token in tokens]
 
 
+@thorough
 def test_four_lanes_under_delays() -> None:
     model = laneformer("early sums")
     request = Request(model.tokens[:18], 0, 3, frozenset(), Sampling())

@@ -341,8 +341,8 @@ class Consumer {
       const auto chosen_in = [&](int row) { return kExperts ? chosen_by(row, expert) : choice_of<P>(row); };
       // Where the input of a row begins: each of its experts has one of its own.
       const auto input_of = [&](int row) {
-        const bool used = users >> row & 1;
-        return plain + row * kStride + (P::kSegments > 1 && used ? chosen_in(row).place * kPaddedCols<P> : 0);
+        if (P::kSegments == 1 || !(users >> row & 1)) return plain + row * kStride;
+        return plain + row * kStride + chosen_in(row).place * kPaddedCols<P>;
       };
       const auto prepare = [&] {  // one warp per row; the norm factor of a row goes to shared::reduce()
         if (P::kContinues || i > 0) sync_consumers();  // the sums of the matrix before have been read
@@ -362,7 +362,7 @@ class Consumer {
       };
       uint64_t unused = 0;
       const auto finish_row = [&](int local, int row, float first, float second, float) {
-        if (!(users >> row & 1)) return;
+        if (kExperts && !(users >> row & 1)) return;
         const float scale = kNorm ? shared::reduce()[row] : 1.0f;
         const Chosen chosen = chosen_in(row);
         Bias bias = bias_of<P>(tiles.layer, tiles.first_row + local, expert);
@@ -376,7 +376,7 @@ class Consumer {
       else if constexpr (kIsPrepared<P>)
         x = buffers().prefill_normed + upper * kStride, lower_x = x + 8 * kStride;
       else
-        x = input_of(upper), lower_x = input_of(lower);
+        x = input_of(upper), lower_x = P::kSegments > 1 ? input_of(lower) : x + 8 * kStride;
       project<true, P, kPassRows, kStaged>(tiles.count, cursor, x, static_cast<int>(lower_x - x), now.rows, prepare, finish_row);
     }
   }
