@@ -196,7 +196,7 @@ void run_integer_mma() {
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 8; ++column) {
       double sum = c[row * 8 + column];
-      for (int k = 0; k < 32; ++k) sum += a[row * 32 + k] * b[column * 32 + k];
+      for (int k = 0; k < 32; ++k) sum += static_cast<uint8_t>(a[row * 32 + k]) * b[column * 32 + k];
       expect("mma of integers", result[row * 8 + column], sum);
       expect("mma of integers with 16 k", halves[row * 8 + column], sum);
     }
