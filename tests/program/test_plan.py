@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monolane.model.config import Experts, ModelConfig, Rope
+from monolane.model.format import FORMATS, Format
 from monolane.program.build import build_program
 from monolane.program.check import BrokenPlanError, check, problems
 from monolane.program.layout import Layout
@@ -223,6 +224,25 @@ def test_half_a_tile_keeps_two_blocks_where_a_whole_one_keeps_one() -> None:
     assert len(units) == 2
     assert not units[1, :4, 6:].any()
     assert not units[1, 4:].any()
+
+
+def test_a_worker_has_tiles_of_one_matrix_of_a_stage_where_another_would_take_it_longer() -> None:
+    """Stages of q, k and v have two matrices here, because v has a format of its own."""
+
+    def formats(name: str) -> Format:
+        return FORMATS["i6k16" if name.endswith(".v") else "u4k32"]
+
+    program = build_program(config(kv_heads=3, head_dim=64), formats=formats)
+    several = [indices for indices in program.together if len(indices) > 1]
+    assert len(several) == 2
+
+    def most_matrices(one_more: int) -> int:
+        made = make_plan(program, LAYOUT, 12, one_more=one_more)
+        check(made)
+        return max(sum(tape[index].tiles > 0 for index in indices) for tape in made.segments for indices in several)
+
+    assert most_matrices(one_more=1 << 20) == 1
+    assert most_matrices(one_more=0) == 2
 
 
 @settings(deadline=None)

@@ -27,6 +27,23 @@ def test_packing_can_be_undone(format: Format, rows: int, groups: int, tile_rows
         assert not ours[rows:].any()
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from(LOW_BIT), st.integers(1, 20), st.integers(1, 3))
+def test_half_tiles_hold_two_super_blocks_as_a_whole_tile_holds_one(format: Format, rows: int, pairs: int) -> None:
+    made = random_rows(format, rows, 512 * pairs, 0.1, rows * pairs)
+    tape = tiles.pack(made, 8, halved=True)
+    assert tape.nbytes == -(-rows // 4) * 4 * format.row_bytes(512 * pairs)
+    found = tiles.unpack(tape, format, 16 * pairs, 8, halved=True)
+    for ours, theirs in zip(found.arrays, made.arrays, strict=True):
+        np.testing.assert_array_equal(ours[:rows], theirs)
+        assert not ours[rows:].any()
+    # Row 2 of a half tile, first and second super-block, are rows 2 and 6 of a whole tile.
+    whole = tiles.unpack(tape, format, 8 * pairs, 8)
+    for block, row in ((0, 2), (1, 6)):
+        if rows > 2:
+            np.testing.assert_array_equal(whole.codes[row, :8], made.codes[2, 8 * block : 8 * block + 8])
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     [

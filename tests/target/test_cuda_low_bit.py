@@ -45,9 +45,27 @@ def check(target: EmulatedTarget, name: str) -> None:
 
 
 # The CPU's tests have all mixtures in every run.
-@pytest.mark.parametrize("name", ["qwen2-64", *(seldom(name) for name in MIXTURES if name != "qwen2-64")])
+EVERY_RUN, IN_HALF_TILES = "qwen2-64", "qwen3-96-seven-kv-heads"
+
+
+@pytest.mark.parametrize(
+    "name", [EVERY_RUN, *(seldom(name) for name in MIXTURES if name not in (EVERY_RUN, IN_HALF_TILES))]
+)
 def test_logits_are_as_near_as_those_of_bf16(name: str) -> None:
     """Every format; q, k and v in different ones, and different ones in different layers; a tied head, and a table."""
+    check(open_mixture(name), name)
+
+
+def test_half_tiles_hold_low_bit_weights_of_the_residual_stream() -> None:
+    plan = cuda_plan(config_of(IN_HALF_TILES), 4, formats=model(IN_HALF_TILES)[0].format)
+    assert plan.layout.halves_residual
+    check(open_mixture(IN_HALF_TILES), IN_HALF_TILES)
+
+
+@thorough
+@pytest.mark.parametrize("name", [name for name in MIXTURES if name != IN_HALF_TILES])
+def test_half_tiles_of_all_formats(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_smaller", lambda _, whole, halved, __: halved)
     check(open_mixture(name), name)
 
 
@@ -65,6 +83,7 @@ def test_inputs_that_shared_memory_has_no_room_for(monkeypatch: pytest.MonkeyPat
     check(open_mixture("qwen2-64"), "qwen2-64")
 
 
+@thorough
 def test_splits_of_a_context_that_a_low_bit_projection_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "SPLIT_PAGES", 1)
     check(open_mixture("qwen2-96", workers=6), "qwen2-96")

@@ -224,11 +224,17 @@ def _residual_owners(plan: Plan) -> Iterator[str]:
 
 
 def _balance(plan: Plan) -> Iterator[str]:
-    """What workers stream differs by less than one tile per stage (and chosen expert) on average."""
-    allowed = sum(stage.chosen * plan.layout.tile_bytes(stage) for stage in plan.program.projections)
+    """What workers stream differs by less than one tile per stage (and chosen expert) on average; where the workers are
+    divided among the matrices of a stage, by less than the largest share."""
+    allowed = 0
+    for together in plan.program.together:
+        for index in together:
+            stage, counts = plan.program.projections[index], [tape[index].tiles for tape in plan.segments]
+            tiles = max(counts) if len(together) > 1 and not min(counts) else 1
+            allowed += tiles * stage.chosen * plan.layout.tile_bytes(stage)
     spread = max(plan.streamed_bytes) - min(plan.streamed_bytes)
     if spread >= allowed:
-        yield f"tapes differ by {spread} bytes, one tile per stage ({allowed} bytes) or more"
+        yield f"tapes differ by {spread} bytes, which is not less than the {allowed} bytes that tiles explain"
 
 
 def _label(stage: Stage) -> str:

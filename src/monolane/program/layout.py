@@ -4,7 +4,7 @@ A tile holds a few rows over all columns. Inside it the k-blocks follow each oth
 [k-block][row][k]. A CPU reads one cache line (32 bf16) of each row in turn. A warp of a GPU loads a fragment at once:
 one k-block of a whole tile, or two of a half tile. Rows and columns are padded with zeros to whole tiles and fragments.
 That is bf16; the tiles of low-bit formats are those of ``tiles.py``, padded to whole groups of 32 columns, or to whole
-super-blocks of 256.
+fragments: super-blocks of 256 columns, or two of them in half tiles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Layout:
     k_block: int
     halves_residual: bool = False  # matrices that write the residual stream have tiles of half as many rows
     halves_gates: bool = False  # so have gates
-    whole_blocks: bool = False  # low-bit columns are padded to whole super-blocks, and codes of tables are in order
+    whole_blocks: bool = False  # low-bit columns are padded to whole fragments, and codes of tables are in order
 
     def rows(self, stage: Project) -> int:
         """Rows of a tile."""
@@ -39,10 +39,8 @@ class Layout:
         return self.tile_rows // 2 if halved else self.tile_rows
 
     def fragment_cols(self, stage: Project) -> int:
-        """Columns of a fragment: twice as many where a tile has half the rows; of a low-bit matrix a super-block's."""
-        if stage.matrix.format.is_low_bit:
-            return BLOCK
-        return self.k_block * self.tile_rows // self.rows(stage)
+        """Columns of a fragment: a k-block's, of a low-bit matrix a super-block's; twice as many in half tiles."""
+        return (BLOCK if stage.matrix.format.is_low_bit else self.k_block) * self.tile_rows // self.rows(stage)
 
     def tiles(self, stage: Project) -> int:
         """Tiles of the matrix, or of each of its experts."""
@@ -59,7 +57,8 @@ class Layout:
     def pack(self, rows: Bf16Bits | QuantRows, stage: Project) -> NDArray[np.uint8]:
         """Pack consecutive rows into whole tiles. Missing rows of the last tile, and missing columns, become zeros."""
         if isinstance(rows, QuantRows):
-            return tiles.pack(rows.widened(self.padded_cols(stage) // GROUP), self.rows(stage), self.whole_blocks)
+            wide = rows.widened(self.padded_cols(stage) // GROUP)
+            return tiles.pack(wide, self.tile_rows, self.whole_blocks, self.rows(stage) < self.tile_rows)
         tile_rows, padded = self.rows(stage), self.padded_cols(stage)
         count = -(-len(rows) // tile_rows)
         if len(rows) != count * tile_rows or rows.shape[1] != padded:
@@ -74,7 +73,8 @@ class Layout:
         matrix = stage.matrix
         if matrix.format.is_low_bit:
             groups = self.padded_cols(stage) // GROUP
-            rows = tiles.unpack(tape, matrix.format, groups, self.rows(stage), self.whole_blocks)
+            halved = self.rows(stage) < self.tile_rows
+            rows = tiles.unpack(tape, matrix.format, groups, self.tile_rows, self.whole_blocks, halved)
             return rows.values(matrix.cols)
         return from_bf16(self.unpack(tape, stage))
 

@@ -78,23 +78,29 @@ class Plan:
         raise IndexError(f"stage {stage} has no tile {tile}")
 
 
-def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0) -> Plan:
+def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0, one_more: int = 0) -> Plan:
     """Divide every matrix into runs of tiles, one per worker, so that what workers stream stays equal from stage to
     stage. Of a matrix with experts every worker has the same tiles of each expert, so any choice is as even.
 
     The matrices that write the residual stream are all divided in the same way, so that each row of the stream has one
     owner for the whole pass. The other matrices level what that leaves uneven: in each of them a worker may get
     ``run_ahead`` bytes more than an equal share. With 0, no worker gets more than an equal share, rounded up to tiles.
+
+    Where a stage has several matrices, a worker multiplies its tiles of one after those of the other. Each further one
+    takes it as long as ``one_more`` bytes. Where that is more than is lost by it, every worker has tiles of one only.
     """
     if workers < 1:
         raise ValueError("a plan needs at least one worker")
     ends, loads = [0] * workers, [0] * workers  # bytes on the tape so far, and of these what a token streams
     segments: list[list[Segment]] = [[] for _ in range(workers)]
     residual_counts: dict[int, list[int]] = {}
+    divided = _divided(program, layout, workers, one_more)
     for index, stage in enumerate(program.projections):
         tiles, tile_bytes = layout.tiles(stage), layout.tile_bytes(stage)
         if stage.output is Output.RESIDUAL:
             counts = residual_counts.setdefault(tiles, _even(tiles, workers))
+        elif index in divided:
+            counts = divided[index]
         else:
             counts = _level(tiles, loads, stage.chosen * tile_bytes, run_ahead)
         first = 0
@@ -105,6 +111,38 @@ def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0
             loads[worker] += stage.chosen * count * tile_bytes
             first += count
     return Plan(program, layout, workers, tuple(tuple(tape) for tape in segments))
+
+
+def _divided(program: Program, layout: Layout, workers: int, one_more: int) -> dict[int, list[int]]:
+    """Tiles per worker of the projections whose stage is divided so that each worker has tiles of one of them."""
+    found: dict[int, list[int]] = {}
+    for together in program.together:
+        stages = [program.projections[index] for index in together]
+        if not 1 < len(stages) <= workers or any(stage.output is Output.RESIDUAL for stage in stages):
+            continue
+        sizes = [(layout.tiles(stage), stage.chosen * layout.tile_bytes(stage)) for stage in stages]
+        limit, shares = _shares(sizes, workers)
+        if limit >= sum(tiles * size for tiles, size in sizes) / workers + one_more * (len(stages) - 1):
+            continue
+        first = 0
+        for index, (tiles, _), share in zip(together, sizes, shares, strict=True):
+            found[index] = [0] * first + _even(tiles, share) + [0] * (workers - first - share)
+            first += share
+    return found
+
+
+def _shares(sizes: list[tuple[int, int]], workers: int) -> tuple[int, list[int]]:
+    """Divides workers among matrices of (tiles, bytes of a tile), so that the largest share is as small as possible.
+    Returns its bytes, and the workers of each matrix."""
+    shares = [1] * len(sizes)
+
+    def largest(matrix: int) -> int:
+        tiles, size = sizes[matrix]
+        return -(-tiles // shares[matrix]) * size
+
+    for _ in range(workers - len(sizes)):
+        shares[max(range(len(sizes)), key=largest)] += 1
+    return max(map(largest, range(len(sizes)))), shares
 
 
 def _even(tiles: int, workers: int) -> list[int]:

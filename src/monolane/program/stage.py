@@ -352,6 +352,14 @@ class Program:
         """The stages without those that continue another one: there is a hand-off after each but the last."""
         return tuple(stage for stage in self.stages if not continues(stage))
 
+    @cached_property
+    def together(self) -> tuple[tuple[int, ...], ...]:
+        """Indices into ``projections``: those of one stage, then those of the next."""
+        found: list[tuple[int, ...]] = []
+        for index, stage in enumerate(self.projections):
+            found = [*found[:-1], (*found[-1], index)] if stage.continues else [*found, (index,)]
+        return tuple(found)
+
     @property
     def handoffs(self) -> int:
         """Hand-offs in one pass: one after every stage but the last, and none within a stage of several formats."""

@@ -15,6 +15,9 @@ core's registers: thread 4r + c of a warp has columns 4c to 4c + 3 and 16 + 4c t
 Where ``in_order``, 4-bit codes that are looked up in a table have the columns of a word in order, 4c to 4c + 3 and then
 16 + 4c to 19 + 4c: an instruction of the GPU looks up four of them that lie side by side.
 
+Half tiles have half the rows, and an even number of super-blocks. Two neighbours lie as one of a whole tile does, the
+first as its first rows, the second as its last.
+
 The last super-block of a tile has fewer groups where the columns end in it, and none of the arrays has padding for the
 others but ``high``.
 """
@@ -22,6 +25,7 @@ others but ``high``.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +54,11 @@ def block_type(format: Format, rows: int, groups: int) -> np.dtype[np.void]:
     return np.dtype(fields)
 
 
-def pack(rows: QuantRows, tile_rows: int, in_order: bool = False) -> Bytes:
-    """Consecutive rows in whole tiles. Missing rows of the last tile become zeros."""
+def pack(rows: QuantRows, tile_rows: int, in_order: bool = False, halved: bool = False) -> Bytes:
+    """Consecutive rows in tiles of ``tile_rows`` rows, or of half as many if ``halved``. Missing rows of the last tile
+    become zeros."""
+    if halved:
+        rows = _doubled(rows, tile_rows // 2)
     tiles = -(-len(rows) // tile_rows)
     if len(rows) != tiles * tile_rows:
         whole = QuantRows.zeros(rows.format, tiles * tile_rows, rows.groups)
@@ -65,8 +72,12 @@ def pack(rows: QuantRows, tile_rows: int, in_order: bool = False) -> Bytes:
     return tape.reshape(-1)
 
 
-def unpack(tape: Bytes, format: Format, groups: int, tile_rows: int, in_order: bool = False) -> QuantRows:
-    """The rows of whole tiles, including padding rows."""
+def unpack(
+    tape: Bytes, format: Format, groups: int, tile_rows: int, in_order: bool = False, halved: bool = False
+) -> QuantRows:
+    """The rows of tiles, including padding rows."""
+    if halved:
+        return _halved(unpack(tape, format, groups // 2, tile_rows, in_order), tile_rows // 2)
     tape = tape.reshape(-1, tile_rows * format.row_bytes(groups * 32))
     rows = QuantRows.zeros(format, len(tape) * tile_rows, groups)
     if in_order:
@@ -76,6 +87,35 @@ def unpack(tape: Bytes, format: Format, groups: int, tile_rows: int, in_order: b
             _reorder(blocks, format, tuple(map(_IN_ORDER.index, range(8))))
         _read(blocks, rows.cut(slice(None), slice(first, first + blocks.shape[1] * _groups(blocks))))
     return rows
+
+
+def _doubled(rows: QuantRows, tile_rows: int) -> QuantRows:
+    """Half tiles as whole ones: of every ``tile_rows`` rows the even super-blocks, then the odd ones as more rows."""
+    missing = -len(rows) % tile_rows
+    if missing:
+        whole = QuantRows.zeros(rows.format, len(rows) + missing, rows.groups)
+        whole.put(slice(0, len(rows)), rows)
+        rows = whole
+    pairs = rows.groups // (2 * BLOCK_GROUPS)
+
+    def moved(array: NDArray[Any]) -> NDArray[Any]:
+        tiles, cols, numbers = len(array) // tile_rows, array.shape[1] // 2, array.shape[2]
+        of_block = array.reshape(tiles, tile_rows, pairs, 2, cols // pairs, numbers)
+        return of_block.transpose(0, 3, 1, 2, 4, 5).reshape(2 * len(array), cols, numbers)
+
+    return QuantRows(rows.format, *(moved(array) for array in rows.arrays))
+
+
+def _halved(rows: QuantRows, tile_rows: int) -> QuantRows:
+    """The reverse of ``_doubled``."""
+    pairs = rows.groups // BLOCK_GROUPS
+
+    def moved(array: NDArray[Any]) -> NDArray[Any]:
+        tiles, cols, numbers = len(array) // (2 * tile_rows), array.shape[1], array.shape[2]
+        of_block = array.reshape(tiles, 2, tile_rows, pairs, cols // pairs, numbers)
+        return of_block.transpose(0, 2, 3, 1, 4, 5).reshape(len(array) // 2, 2 * cols, numbers)
+
+    return QuantRows(rows.format, *(moved(array) for array in rows.arrays))
 
 
 _IN_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which 4 bits of a word are its first, its second, and so on

@@ -41,6 +41,7 @@ struct Stage {
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 constexpr int divide_up(int n, int unit) { return (n + unit - 1) / unit; }
 constexpr int lesser(int a, int b) { return a < b ? a : b; }
+constexpr int greater(int a, int b) { return a > b ? a : b; }
 constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : 2 * power_of_two_from(divide_up(n, 2)); }
 
 }  // namespace monolane

@@ -16,13 +16,14 @@ FRAGMENT_BYTES = 512  # 8 rows of 32 k, or 4 rows of 64 k: what a warp loads at 
 FRAGMENT_COLS = 64  # the most columns of a fragment; rows of activations are padded to whole fragments
 DECODE_BATCH = 32  # tiles whose sums are kept in shared memory in a decode pass
 
-# The KV cache is kept in pages. Attention divides the pages that a row sees into splits of at least SPLIT_PAGES pages,
-# and into no more splits than there are workers for.
+# The KV cache is kept in pages. Attention divides the pages that a row sees into splits of SPLIT_BYTES of keys and
+# values, at most SPLIT_PAGES pages, and into no more splits than there are workers for: then splits have more.
 PAGE_TOKENS = 16
 SPLIT_PAGES, MAX_SPLITS = 16, 64
-SPLIT_BYTES = 64 << 10  # of keys and values that one worker reads before the context is divided into more splits
-# Splits that the projection after attention merges while it loads its input, if it reads no more words than this.
-FUSED_SPLITS, FUSED_WORDS = 3, 8192
+SPLIT_BYTES = 64 << 10
+# Splits that the projection after attention merges while it loads its input, if they have no more pages in all than
+# this, and it reads no more words.
+FUSED_SPLITS, FUSED_PAGES, FUSED_WORDS = 5, 48, 8192
 
 TAG_BITS = 16  # of a tagged word of activations: its lower half
 LINE_BYTES = 128  # of L2

@@ -23,6 +23,7 @@ from monolane.target.cuda import exchange
 from monolane.target.cuda.constants import (
     BUCKETS,
     FRAGMENT_COLS,
+    FUSED_PAGES,
     FUSED_SPLITS,
     FUSED_WORDS,
     HISTOGRAMS,
@@ -218,7 +219,8 @@ def fused_splits(plan: Plan) -> int:
     shape = plan.program.attention
     if shape.head_dim % 4 or any(stage.order for stage in plan.program.projections if isinstance(stage.input, Merge)):
         return 1
-    return max(1, min(FUSED_SPLITS, max_splits(plan), FUSED_WORDS // (shape.heads * shape.head_dim)))
+    within_pages, within_words = FUSED_PAGES * PAGE_TOKENS // shape.split, FUSED_WORDS // (shape.heads * shape.head_dim)
+    return max(1, min(FUSED_SPLITS, max_splits(plan), within_pages, within_words))
 
 
 def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
@@ -227,7 +229,7 @@ def buffer_places(program: Program) -> tuple[list[int], list[int], list[int]]:
     shape = program.attention
     sizes = {buffer.name: buffer.size for buffer in program.buffers}
     sizes["partials"] = shape.heads * shape.head_dim  # on a GPU this buffer holds the merged output of attention
-    unit = BLOCK if any_low_bit(program) else FRAGMENT_COLS
+    unit = 2 * BLOCK if any_low_bit(program) else FRAGMENT_COLS  # the widest fragment
     for stage in program.projections:
         if stage.matrix.experts > 1 and stage.output is Output.RESIDUAL:  # the input of each expert is padded
             sizes[stage.reads] = stage.chosen * -(-stage.matrix.cols // unit) * unit

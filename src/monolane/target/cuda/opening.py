@@ -27,12 +27,11 @@ from monolane.progress import Progress
 from monolane.target.caches import resident_caches
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
-from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_PAGES
+from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_BYTES, SPLIT_PAGES
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
 from monolane.target.cuda.presence import Presence, Unreachable
-from monolane.target.cuda.shared_memory import residual_projection
 from monolane.target.generate import LAYOUT
 from monolane.target.lane_processes import LaneProcesses
 from monolane.target.widened import note_widened
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 WHOLE = replace(LAYOUT, name="rows8-blocks", whole_blocks=True)
 HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may stream more than an equal share of a stage, to level the tapes
+ONE_MORE_BYTES = 48 << 10  # that stream in the time that another matrix of the same stage takes a worker besides
 SPARE_BYTES = 512 << 20  # of GPU memory for the driver and for the arrays of requests
 
 
@@ -130,31 +130,41 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: For
         )
     most = max(1, min(MAX_SPLITS, workers // Shard(config, lanes).kv_heads))
     formats = lane_formats(formats, Shard(config, lanes)) if lanes > 1 else formats
-    splitting = Splitting(SPLIT_PAGES * PAGE_TOKENS, most)
+    page_bytes = 2 * PAGE_TOKENS * config.head_dim * 2  # keys and values in bf16
+    splitting = Splitting(max(1, min(SPLIT_PAGES, SPLIT_BYTES // page_bytes)) * PAGE_TOKENS, most)
     program = build_program(config, splitting=splitting, lanes=lanes, formats=formats)
-    plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES)
+    plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES, ONE_MORE_BYTES)
     check(plan)
     return plan
 
 
 def _layout(program: Program, workers: int) -> Layout:
     """Half tiles only where the largest share of a worker gets smaller, because they double the loads of input: in the
-    residual stream, and in the gates of experts, of which a worker has the same tiles again and again. Tiles of low-bit
-    weights are whole, and so are those of an odd number of experts' outputs, which are cut in two."""
+    residual stream, and in the gates of experts, of which a worker has the same tiles again and again. Low-bit gates
+    of experts were slower in half tiles. Tiles of FP8 are whole, and so are those of an odd number of experts' outputs,
+    which are cut in two."""
     residual = [stage for stage in program.projections if stage.output is Output.RESIDUAL]
     gates = [stage for stage in program.projections if stage.output is Output.GATE]
     layout = WHOLE
-    if not any(stage.matrix.format.is_low_bit or (stage.chosen > 1 and stage.chosen % 2) for stage in residual):
-        layout = _smaller(program.projections[residual_projection(program)], layout, HALVED, workers)
+    if not any(_is_fp8(stage) or (stage.chosen > 1 and stage.chosen % 2) for stage in residual):
+        layout = _smaller(residual, layout, HALVED, workers)
     if gates[0].matrix.experts > 1 and not any(stage.matrix.format.is_low_bit for stage in gates):
         halved = replace(layout, name=f"{layout.name}-gates", halves_gates=True)
-        layout = _smaller(gates[0], layout, halved, workers)
+        layout = _smaller(gates, layout, halved, workers)
     return layout
 
 
-def _smaller(stage: Project, first: Layout, second: Layout, workers: int) -> Layout:
-    """The layout in which the largest share of a worker is smaller."""
-    return min((first, second), key=lambda layout: -(-layout.tiles(stage) // workers) * layout.rows(stage))
+def _is_fp8(stage: Project) -> bool:
+    return stage.matrix.format.is_low_bit and not stage.matrix.format.is_integer
+
+
+def _smaller(stages: list[Project], first: Layout, second: Layout, workers: int) -> Layout:
+    """The layout in which the largest share of a worker has fewer bytes, padding included."""
+
+    def largest(layout: Layout) -> int:
+        return sum(-(-layout.tiles(stage) // workers) * stage.chosen * layout.tile_bytes(stage) for stage in stages)
+
+    return min((first, second), key=largest)
 
 
 def memory_needed(plan: Plan, context: int, lanes: int) -> int:

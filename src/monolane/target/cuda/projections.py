@@ -48,6 +48,8 @@ INTEGER_SLOT_FRAGMENTS = 40
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
 # is higher where the next hand-off is further away (LOW, HIGH, HIGHEST), and in prefill passes with their barriers.
 LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
+# The same where weights are integers: fewer bytes have to come in the time of as many hand-offs.
+INTEGER_LIMITS = (16384, 20480, 32768, HIGHEST)
 # Lanes whose exchanges are late are at different stages at the same time. Copies of other lanes are in flight during
 # a hand-off whatever a lane does, so it gains little by holding back its own: limits are this many times higher.
 LATE_LANES = 1.8
@@ -57,6 +59,7 @@ FRAGMENT_REGISTERS = FRAGMENT_BYTES // 32 // 4  # of a thread, of bf16
 LOW_BIT_AHEAD = 1  # of low-bit weights: their loop is long, and unrolled it was slower
 INTEGER_BYTES = BLOCK * 2 + 128  # of a super-block of an input in integers, with the scales of its groups
 NONE = -1
+EXP_GATE, EXP_DOWN = 0, 0
 
 
 def projection_types(plan: Plan) -> list[str]:
@@ -97,10 +100,10 @@ def projection_types(plan: Plan) -> list[str]:
 
 
 def input_cols(plan: Plan, stage: Project) -> int:
-    """Columns of a projection's input, or of that of one expert, padded: to whole super-blocks where any matrix of the
-    program is low-bit."""
-    whole = FRAGMENT_COLS if input_segments(stage) > 1 else plan.layout.fragment_cols(stage)
-    unit = BLOCK if any_low_bit(plan.program) else whole
+    """Columns of a projection's input, or of that of one expert, padded: to whole fragments, and to whole super-blocks
+    where any matrix of the program is low-bit."""
+    least = BLOCK if any_low_bit(plan.program) else FRAGMENT_COLS if input_segments(stage) > 1 else 1
+    unit = max(least, plan.layout.fragment_cols(stage))
     return -(-stage.matrix.cols // unit) * unit
 
 
@@ -118,7 +121,7 @@ def one_row_bytes(plan: Plan, stage: Project) -> int:
 def slot_bytes(plan: Plan) -> int:
     """The size of a slot: the one that the chunks of all tiles fill best."""
     layout = plan.layout
-    if any(stage.matrix.format.is_integer for stage in plan.program.projections):
+    if _any_integers(plan.program):
         return INTEGER_SLOT_FRAGMENTS * FRAGMENT_BYTES
 
     def filled(slot: int) -> float:
@@ -126,6 +129,10 @@ def slot_bytes(plan: Plan) -> int:
         return sum(n * size for n, _, size in chunks) / sum(n * count * slot for n, count, _ in chunks)
 
     return max((units * FRAGMENT_BYTES for units in SLOT_FRAGMENTS), key=filled)
+
+
+def _any_integers(program: Program) -> bool:
+    return any(stage.matrix.format.is_integer for stage in program.projections)
 
 
 def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
@@ -168,11 +175,15 @@ def _max_tiles(plan: Plan, stage: Project) -> int:
 
 def chunk_tiles(plan: Plan, stage: Project) -> int:
     """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so
-    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot, and where
-    tiles of different experts follow each other."""
-    if stage.matrix.experts > 1:
-        return 1
+    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot. Where the
+    tiles of chosen experts follow each other, a chunk has those of one expert, if all of them fit and lie in one batch.
+    """
     fitting = slot_bytes(plan) // plan.layout.tile_bytes(stage)
+    if stage.matrix.experts > 1:
+        each = _max_tiles(plan, stage) // stage.chosen
+        together = 1 << max(each - 1, 0).bit_length()
+        in_turn = input_segments(stage) == 1 and _max_tiles(plan, stage) <= DECODE_BATCH
+        return together if in_turn and together <= min(fitting, WARPGROUP_WARPS) else 1
     most = min(fitting, _max_tiles(plan, stage) // WARPGROUPS, DECODE_BATCH)
     return 1 << max(most, 1).bit_length() - 1
 
@@ -189,15 +200,23 @@ def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int, tiles:
     return max(1, min(MAX_AHEAD, REGISTERS_AHEAD // registers, -(-own // WARPGROUPS)))
 
 
-def _in_flight_limits(stage: Project, chunk_bytes: int, factor: float) -> str:
-    """The members of InFlightLimits (csrc/projection.cuh), in chunks of ``chunk_bytes``. ``factor``: of all limits.
+def _in_flight_limits(program: Program, stage: Project, chunk_bytes: int) -> str:
+    """The members of InFlightLimits (csrc/projection.cuh), in chunks of ``chunk_bytes``.
 
     The copies in flight during the hand-off of a stage's input are those of its own first chunks, at most a whole ring.
     """
-    lowest = round(factor * LOWEST / chunk_bytes)
-    low, high, highest = (-(-round(factor * size) // chunk_bytes) for size in (LOW, HIGH, HIGHEST))
+    limits = INTEGER_LIMITS if _any_integers(program) else (LOWEST, LOW, HIGH, HIGHEST)
+    smallest, *others = (size * LATE_LANES if any_late(program) else size for size in limits)
+    lowest = max(1, round(smallest / chunk_bytes))
+    low, high, highest = (-(-round(size) // chunk_bytes) for size in others)
     steps: tuple[object, ...] = (0, lowest, 0, lowest, lowest)
-    if stage.output in (Output.GATE, Output.LOGITS):
+    if stage.matrix.experts > 1 and stage.output is Output.GATE and EXP_GATE:
+        number = -(-EXP_GATE // chunk_bytes)
+        steps = (0, number, 0, number, number)
+    elif stage.matrix.experts > 1 and stage.output is Output.RESIDUAL and EXP_DOWN:
+        number = -(-EXP_DOWN // chunk_bytes)
+        steps = (0, number, 0, number, number)
+    elif stage.output in (Output.GATE, Output.LOGITS):
         steps = ("kSlots / 2", lowest, "kSlots * 5 / 4", low, highest)
     elif isinstance(stage.input, Plain):
         steps = ("kSlots * 3 / 8", high, "kSlots * 3 / 2", low, highest)
@@ -352,9 +371,7 @@ def _specialization(
         "int kChunkTiles": tiles,
         "int kMaxTiles": _max_tiles(plan, stage),
         "int kAhead": _ahead(plan, stage, chunks, chunk_fragments, tiles),
-        "InFlightLimits kInFlight": _in_flight_limits(
-            stage, tiles * chunk_fragments * size, LATE_LANES if any_late(program) else 1.0
-        ),
+        "InFlightLimits kInFlight": _in_flight_limits(program, stage, tiles * chunk_fragments * size),
         "Output kOutput": f"Output::{OUTPUTS[stage.output]}",
         "bool kMergesSplits": str(isinstance(stage.input, Merge)).lower(),
         "int kNorm": _offset(norm.weight if norm else None, offsets),

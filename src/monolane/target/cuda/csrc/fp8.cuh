@@ -19,7 +19,7 @@ MONOLANE_DEVICE uint32_t bf16_of_codes(uint32_t codes, int first) {
 // Calls `multiply(j, p, b0, b1)` for group `first` + j of a fragment, j = 0 to 3, and for p = 0 and 1, with the B operand of columns 16p + 4t to
 // 16p + 4t + 3 of the group.
 template <class F, class Multiply>
-MONOLANE_DEVICE void widen_half(const LowBitFragment<F>& from, int first, Multiply multiply) {
+MONOLANE_DEVICE void widen_half(const LowBitFragment<F, 1>& from, int first, Multiply multiply) {
 #pragma unroll
   for (int j = 0; j < kHalfGroups; j++) {
     uint32_t codes[2];
@@ -31,14 +31,14 @@ MONOLANE_DEVICE void widen_half(const LowBitFragment<F>& from, int first, Multip
 
 // The scale of row 2t + `which` for half a super-block.
 template <class F>
-MONOLANE_DEVICE float scale_of(const LowBitFragment<F>& weights, int which, int half) {
+MONOLANE_DEVICE float scale_of(const LowBitFragment<F, 1>& weights, int which, int half) {
   return ptx::float_of(half ? weights.blocks[2 * which + 1] : weights.blocks[2 * which]);
 }
 
 // 1 row: adds the products of a fragment to `sums`, of rows 2t and 2t + 1. `x`: the A operand of each group, which has the input of its first 16 columns
 // in rows 0-7 and that of its last 16 columns in rows 8-15 (input_index in prepare.cuh).
 template <class F>
-MONOLANE_DEVICE void multiply_fp8(const LowBitFragment<F>& weights, const Word4 (&x)[kBlockGroups], float (&sums)[4]) {
+MONOLANE_DEVICE void multiply_fp8(const LowBitFragment<F, 1>& weights, const Word4 (&x)[kBlockGroups], float (&sums)[4]) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     float c[2][4] = {};  // of the first 16 columns of groups, valid in rows 0-7, and of the last 16, valid in rows 8-15
@@ -53,8 +53,8 @@ MONOLANE_DEVICE void multiply_fp8(const LowBitFragment<F>& weights, const Word4 
 
 // 16 rows: adds the products of a fragment to `sums`. `inputs`: as in multiply_widened().
 template <class F, class Inputs>
-MONOLANE_DEVICE void multiply_fp8_rows(const LowBitFragment<F>& weights, float (&sums)[4], Inputs inputs) {
-  LowBitFragment<F> left = weights;
+MONOLANE_DEVICE void multiply_fp8_rows(const LowBitFragment<F, 1>& weights, float (&sums)[4], Inputs inputs) {
+  LowBitFragment<F, 1> left = weights;
 #pragma unroll 1
   for (int half = 0; half < 2; half++) {  // not unrolled, as in multiply_widened()
     float c[2][4] = {};

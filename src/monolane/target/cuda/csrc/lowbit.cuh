@@ -28,6 +28,8 @@
 namespace monolane {
 
 constexpr int kGroupCols = 32, kBlockGroups = 8, kHalfGroups = 4, kBlockCols = kGroupCols * kBlockGroups;
+// Of the input of a super-block in integers, with what lies behind it (input_index in prepare.cuh), in elements of bf16.
+constexpr int kBlockElements = kBlockCols + kBlockGroups * 8;
 
 // Where the arrays of a super-block of kRows rows with `groups` groups begin, in bytes.
 template <class F, int kRows>
@@ -61,8 +63,21 @@ MONOLANE_DEVICE uint32_t high_bits(uint32_t word, int group, int half) {
   return (shift >= 0 ? word << max(shift, 0) : word >> max(-shift, 0)) & (kBits == 5 ? 0x10101010u : 0x30303030u);
 }
 
+// Half tiles: a fragment is two neighbouring super-blocks of 4 rows, kKBlocks = 2. Row g of the fragment is row g % 4 of the first super-block if g < 4, of
+// the second otherwise. The same two MMAs then multiply 4 groups of both. Each of these has rows of A of its own, two columns of B, and no zeros:
+//
+//     MMA   rows 0-3, 4-7 of A          rows 8-11, 12-15             columns 0 1 of B    2 3         4 5            6 7
+//     0     group 4s of both            group 4s + 2 of both         4s, the first       second      4s + 2, first  second
+//     1     group 4s + 1 of both        group 4s + 3 of both         4s + 1, the second  first       4s + 3, second first
+//
+// So the sums of a thread that count are those of group 4s + own_group().
+template <int kKBlocks>
+MONOLANE_DEVICE int own_group(int lane_index) {
+  return kKBlocks > 1 ? lane_index % 4 ^ lane_index / 16 : lane_index % 4;
+}
+
 // What a thread has of a fragment, in registers.
-template <class F>
+template <class F, int kKBlocks>
 struct LowBitFragment {
   using Place = BlockPlace<F, kTileRows>;
   static constexpr int kPlanes = F::kBits == 8 ? 2 : 1;  // words of codes of a group
@@ -70,7 +85,7 @@ struct LowBitFragment {
 
   Word4 codes[2][kPlanes];            // of 4 groups each, a word for each
   uint32_t high[2 * kHighWords + 1];  // [4 groups][word]; the last element is not used
-  uint32_t scales[2];                 // of row g, groups t and 4 + t
+  uint32_t scales[2];                 // of row g, groups own_group() and 4 + own_group()
   uint32_t blocks[4];                 // of row g; of FP8, those of rows 2t and 2t + 1
 
   // Loads it; returns a value that depends on everything loaded.
@@ -85,7 +100,7 @@ struct LowBitFragment {
     if constexpr (!F::kIsInteger) return loaded ^ words<4>(blocks, from + Place::blocks(kBlockGroups), lane_index % 4);
 #pragma unroll
     for (int s = 0; s < 2; s++)
-      loaded ^= scales[s] = number<F::kScaleBytes>(from + Place::scales(kBlockGroups), (4 * s + lane_index % 4) * kTileRows + lane_index / 4);
+      loaded ^= scales[s] = number<F::kScaleBytes>(from + Place::scales(kBlockGroups), (4 * s + own_group<kKBlocks>(lane_index)) * kTileRows + lane_index / 4);
     return loaded ^ (blocks[0] = number<F::kBlockBytes>(from + Place::blocks(kBlockGroups), lane_index / 4));
   }
 
@@ -173,26 +188,42 @@ struct Scales {
 };
 
 // The input of a fragment in integers, what a thread has of it.
+template <int kKBlocks>
 struct IntegerInput {
   uint32_t operand[2][2][2];              // B of each MMA: [s][MMA][first or last 16 columns]
-  float scale[2];                         // of groups t and 4 + t
+  float scale[2];                         // of groups own_group() and 4 + own_group()
   int32_t first[2], last[2];              // the sums of their integers, of the first and of the last 16 columns
   bool above;                             // whether the sums of these groups are in rows 0-7 of C
+  bool second;                            // half tiles: whether they are of the second MMA
   uint32_t exponent;                      // see Scales
 
-  // `from`: the place of this thread in the super-block.
+  // The place of a thread in the input of a fragment, in elements: of its operands of the first MMA.
+  MONOLANE_DEVICE static int place(int lane_index) {
+    if (kKBlocks == 1) return lane_index * 8;
+    const int g = lane_index / 4;
+    return g / 2 % 2 * kBlockElements + ((g / 4 * 4 + g % 2) * 4 + lane_index % 4) * 8;
+  }
+
+  // `from`: the place of this thread in the fragment's input.
   MONOLANE_DEVICE void load(const uint16_t* from, int lane_index) {
     const Word4 own = *reinterpret_cast<const Word4*>(from);  // of two groups: both halves of one, then those of the other
-    const bool second = lane_index / 8 % 2;                    // the MMA that these groups are in
+    if constexpr (kKBlocks == 1) {
+      const bool in_second = lane_index / 8 % 2;  // the MMA that these groups are in
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const bool mine = second == i;
-      operand[0][i][0] = mine ? own.x : 0, operand[0][i][1] = mine ? own.y : 0;
-      operand[1][i][0] = mine ? own.z : 0, operand[1][i][1] = mine ? own.w : 0;
+      for (int i = 0; i < 2; i++) {
+        const bool mine = in_second == i;
+        operand[0][i][0] = mine ? own.x : 0, operand[0][i][1] = mine ? own.y : 0;
+        operand[1][i][0] = mine ? own.z : 0, operand[1][i][1] = mine ? own.w : 0;
+      }
+    } else {
+      const Word4 other = *reinterpret_cast<const Word4*>(from + (lane_index / 8 % 2 ? -kBlockElements : kBlockElements) + 2 * 4 * 8);
+      operand[0][0][0] = own.x, operand[0][0][1] = own.y, operand[1][0][0] = own.z, operand[1][0][1] = own.w;
+      operand[0][1][0] = other.x, operand[0][1][1] = other.y, operand[1][1][0] = other.z, operand[1][1][1] = other.w;
     }
     above = lane_index % 4 < 2;
+    second = kKBlocks > 1 && own_group<kKBlocks>(lane_index) % 2;
     exponent = static_cast<uint32_t>(ptx::kept(0x4b000000));
-    const uint16_t* about = from - lane_index * 8 + kBlockCols + lane_index % 4 * 8;
+    const uint16_t* about = from - place(lane_index) + (kKBlocks > 1 ? lane_index / 16 * kBlockElements : 0) + kBlockCols + own_group<kKBlocks>(lane_index) * 8;
 #pragma unroll
     for (int s = 0; s < 2; s++) {
       const Word4 group = *reinterpret_cast<const Word4*>(about + s * kHalfGroups * 8);
@@ -201,27 +232,29 @@ struct IntegerInput {
   }
 };
 
-// 1 row: the products of a fragment, of row g and groups t and 4 + t.
-template <class F>
-MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F>& weights, const IntegerInput& x) {
+// 1 row: the products of a fragment, of row g and the groups that the thread has.
+template <class F, int kKBlocks>
+MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<kKBlocks>& x) {
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16;  // sums of 16 columns: each half of a group has its own scale
   float result = 0.0f;
 #pragma unroll
   for (int s = 0; s < 2; s++) {
-    int32_t c[2][4] = {};
+    int32_t c[2][kKBlocks][4] = {};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       uint32_t upper[2], lower[2];
       weights.codes_of(4 * s + i, upper);
       weights.codes_of(4 * s + 2 + i, lower);
+      constexpr int kLast = kKBlocks - 1;
       if constexpr (kHalves)
-        ptx::mma(c[0], upper[0], lower[0], x.operand[s][i][0]), ptx::mma(c[1], upper[1], lower[1], x.operand[s][i][1]);
+        ptx::mma(c[0][i & kLast], upper[0], lower[0], x.operand[s][i][0]), ptx::mma(c[1][i & kLast], upper[1], lower[1], x.operand[s][i][1]);
       else
-        ptx::mma(c[0], upper[0], lower[0], upper[1], lower[1], x.operand[s][i][0], x.operand[s][i][1]);
+        ptx::mma(c[0][i & kLast], upper[0], lower[0], upper[1], lower[1], x.operand[s][i][0], x.operand[s][i][1]);
     }
     // The sum of products with the codes less their zero.
-    const auto sum_of = [&](const int32_t (&n)[4], int32_t sum) {
-      const int32_t high = x.above ? n[0] : n[2], low = x.above ? n[1] : n[3];
+    const auto sum_of = [&](const int32_t (&n)[kKBlocks][4], int32_t sum) {
+      const auto own = [&](int place) { return kKBlocks > 1 && x.second ? n[kKBlocks - 1][place] : n[0][place]; };
+      const int32_t high = x.above ? own(0) : own(2), low = x.above ? own(1) : own(3);
       return static_cast<float>(high * 128 + low - F::kZero * sum);
     };
     const Scales<F> own(weights.scales[s], weights.blocks[0], x.exponent);
@@ -248,25 +281,31 @@ MONOLANE_DEVICE float widened(uint32_t codes, int place, const Scales<F>& own, b
   return code * (F::kScaling == Scaling::kBlock16 && last ? own.last_scale : own.scale) + own.minimum;
 }
 
-// 16 rows: multiplies a fragment. `inputs(j, upper, lower)`: loads the input of this thread's columns of group j, for rows g and g + 8 of the pass.
-template <class F, class Inputs>
-MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F>& weights, int lane_index, float (&sums)[4][4], Inputs inputs) {
+// 16 rows: multiplies a fragment. `inputs(j, upper, lower)`: loads the input of this thread's columns of group j, for rows g and g + 8 of the pass. In half
+// tiles groups 8 to 15 are those of the second super-block, and each weight is multiplied with the input of both: accumulators 0 and 1 are of the first.
+template <class F, int kKBlocks, class Inputs>
+MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F, kKBlocks>& weights, int lane_index, float (&sums)[4][4], Inputs inputs) {
   // A loop over the two halves of a super-block, not unrolled: otherwise the compiler mixes the instructions of all 8 groups, and spills.
-  LowBitFragment<F> left = weights;
+  LowBitFragment<F, kKBlocks> left = weights;
 #pragma unroll 1
   for (int first = 0; first < kBlockGroups; first += kHalfGroups) {
 #pragma unroll
     for (int j = 0; j < kHalfGroups; j++) {
-      Word4 upper, lower;
-      inputs(first + j, upper, lower);
-      const Scales<F> own(ptx::shuffle(left.scales[0], lane_index / 4 * 4 + j), weights.blocks[0]);
+      Word4 upper[kKBlocks], lower[kKBlocks];
+#pragma unroll
+      for (int b = 0; b < kKBlocks; b++) inputs(b * kBlockGroups + first + j, upper[b], lower[b]);
+      const int holder = lane_index / 4 * 4 + (kKBlocks > 1 ? j ^ lane_index / 16 : j);  // of the scales of group j
+      const Scales<F> own(ptx::shuffle(left.scales[0], holder), weights.blocks[0]);
       uint32_t codes[2];
       left.codes_of(j, codes);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const auto weight = [&](int place) { return widened<F>(codes[half], place, own, half); };
-        ptx::mma(sums[(2 * j + half) % 4], half ? upper.z : upper.x, half ? lower.z : lower.x, half ? upper.w : upper.y, half ? lower.w : lower.y,
-                 ptx::bf16_pair(weight(0), weight(1)), ptx::bf16_pair(weight(2), weight(3)));
+        const uint32_t one = ptx::bf16_pair(weight(0), weight(1)), two = ptx::bf16_pair(weight(2), weight(3));
+#pragma unroll
+        for (int b = 0; b < kKBlocks; b++)
+          ptx::mma(sums[kKBlocks > 1 ? 2 * b + half : (2 * j + half) % 4], half ? upper[b].z : upper[b].x, half ? lower[b].z : lower[b].x,
+                   half ? upper[b].w : upper[b].y, half ? lower[b].w : lower[b].y, one, two);
       }
     }
     left.skip_half();

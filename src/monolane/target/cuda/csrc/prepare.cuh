@@ -97,7 +97,6 @@ MONOLANE_NOINLINE uint32_t embedding_element(int32_t token, int k) {
 // Returns the index, in elements of bf16, of columns k and k + 1, where k is a multiple of 4. Columns k + 2 and k + 3 lie 4 elements further, or 2 where
 // weights are integers. kIntegers: 1 row of such weights; returns the index of the high parts of columns k to k + 3, and kLowParts is the distance of the
 // low parts.
-constexpr int kBlockElements = kBlockCols + kBlockGroups * 8;  // of a super-block of integers, with what lies behind it, in elements of bf16
 constexpr int kLowParts = 4 * 8;
 template <class P, bool kIntegers = false>
 MONOLANE_DEVICE int input_index(int k) {
@@ -193,10 +192,10 @@ MONOLANE_DEVICE Word4 gather(const Word4& elements, Get get) {
   return {get(elements.x), get(elements.y), get(elements.z), get(elements.w)};
 }
 
-// The columns of an input, padded to whole fragments; to whole super-blocks where any matrix of the model is low-bit. Where each chosen expert has an
+// The columns of an input, padded to whole fragments, and to whole super-blocks where any matrix of the model is low-bit. Where each chosen expert has an
 // input of its own (kSegments), those of one: in a decode pass they follow each other, in a prefill pass there is one at a time.
 template <class P>
-constexpr int kPaddedCols = round_up(P::kCols, kAnyLowBit ? kBlockCols : P::kSegments > 1 ? 2 * kKBlock : P::kFragmentCols);
+constexpr int kPaddedCols = round_up(P::kCols, greater(P::kFragmentCols, kAnyLowBit ? kBlockCols : P::kSegments > 1 ? 2 * kKBlock : 1));
 
 // Which columns a thread prepares: fours of consecutive columns. Those of neighbouring threads follow each other; where the input becomes integers, a
 // thread has pairs of fours, so that the largest value of a group is found with fewer shuffles. first(thread) is the column of a thread's first four, and

@@ -52,14 +52,15 @@ struct WarpgroupShare {
   static_assert(kTeamTiles * kTeams == kChunkTiles, "every team has as many tiles");
   static constexpr bool kIsLowBit = P::Format::kIsLowBit, kIsInteger = P::Format::kIsInteger, kIsFp8 = kIsLowBit && !kIsInteger;
   static constexpr int kFragments = P::kFragments, kSegmentChunks = P::kChunks, kChunks = kSegments * kSegmentChunks, kChunkFragments = P::kChunkFragments, kFragmentBytes = P::kFragmentBytes;
-  static constexpr int kKBlocks = kIsLowBit ? 1 : P::kFragmentCols / kKBlock;  // of a fragment of bf16: 1, or 2 in half tiles
+  static constexpr int kKBlocks = P::kFragmentCols / (kIsLowBit ? kBlockCols : kKBlock);  // of a fragment: 1, or 2 in half tiles
+  static constexpr int kFragmentCols = P::kFragmentCols;
   static constexpr bool kWholeTiles = kChunks == 1;
   static_assert(kWholeTiles || kChunks % kWarpgroups == 0, "a warpgroup's chunks are the same ones of every tile");
   static_assert(P::kTileRows * kKBlocks == kMmaCols, "a fragment fills all columns of B");
   static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
   static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a share
   static constexpr bool kEqualChunks = kSegmentChunks * kChunkFragments == kFragments;
-  using Fragment = FragmentOf<typename P::Format>;
+  using Fragment = FragmentOf<P>;
   using Weights = typename Fragment::Type[kTeamTiles * kWarpShares][kWarpFragments];  // of a chunk, in a warp's registers
 
   MONOLANE_DEVICE static int fragments_of(int chunk) {
@@ -109,13 +110,13 @@ struct DecodeInputs {
 // The same for integers. The sum of row g over the thread's groups is in sums[0][0].
 template <class S, int kFirst, int kCount>
 struct DecodeInputs<S, kFirst, kCount, true, false> {
-  IntegerInput values[kCount];
+  IntegerInput<S::kKBlocks> values[kCount];
 
   MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
       values[i] = {};
-      if (S::has(kFirst + i, fragments, warp)) values[i].load(from + (kFirst + i) * kWarpgroupWarps * kBlockElements, lane_id());
+      if (S::has(kFirst + i, fragments, warp)) values[i].load(from + (kFirst + i) * kWarpgroupWarps * S::kKBlocks * kBlockElements, lane_id());
     }
   }
 
@@ -240,7 +241,7 @@ MONOLANE_DEVICE void multiply_low_bit(const Weights& weights, const uint16_t* fr
 #pragma unroll
   for (int i = 0; i < S::kWarpFragments; i++) {
     if (!S::has(i, fragments, warp)) continue;
-    const uint16_t* at = from + i * kWarpgroupWarps * kBlockCols;
+    const uint16_t* at = from + i * kWarpgroupWarps * S::kFragmentCols;
     const auto inputs = [&](int group, Word4& upper, Word4& lower) {
       upper = words(at + group * kGroupCols);
       lower = words(at + group * kGroupCols + lower_row);
@@ -337,8 +338,11 @@ MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
   for (int i = 0; i < lesser(S::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += Of::kShare) {
     if (i % kWarpgroupWarps >= S::kShares) continue;
     if constexpr (Of::kFours) {
-      const Word4 four = *reinterpret_cast<const Word4*>(from);
-      total += (ptx::float_of(four.x) + ptx::float_of(four.y)) + (ptx::float_of(four.z) + ptx::float_of(four.w));
+#pragma unroll
+      for (int at = 0; at < kMmaCols; at += kRows) {
+        const Word4 four = *reinterpret_cast<const Word4*>(from + at * Of::kColumn);
+        total += (ptx::float_of(four.x) + ptx::float_of(four.y)) + (ptx::float_of(four.z) + ptx::float_of(four.w));
+      }
     } else {
       total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
     }
@@ -390,13 +394,16 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   constexpr bool kKeepsInputs = kInputRows > 1 ? !kStaged && !kLowBit : S::kOwnChunks == 1 || kByChunks;
   // Of the input, in elements: of a fragment; of a chunk; and between those of two neighbouring threads. A thread has its own group of each super-block
   // in integers (1 row), else a part of every group.
-  constexpr int kInputStep = kIntegers ? kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
+  constexpr int kInputStep = kIntegers ? S::kKBlocks * kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
   constexpr int kThreadStep = kLowBit && !kStaged ? 4 : 8;
   const int lane_index = kLowBit ? ptx::kept(lane_id()) : lane_id(), warp = warp_id() % S::kTileWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
-  const int thread_place = kIntegers ? lane_index : lane_index % 4;
-  const uint16_t* thread_x = x + thread_place * kThreadStep + warp * kInputStep + (kSegments > 1 ? 0 : part * kChunkStep);
+  const int thread_place = kIntegers ? IntegerInput<S::kKBlocks>::place(lane_index) : lane_index % 4 * kThreadStep;
+  const uint16_t* thread_x = x + thread_place + warp * kInputStep + (kSegments > 1 ? 0 : part * kChunkStep);
   const int team = kTiles > 1 ? warp_id() % kWarpgroupWarps / S::kTileWarps : 0;
-  const int chunks = kTiles > 1 ? divide_up(tiles, kTiles) : tiles * S::kChunks;
+  constexpr bool kByExpert = kTiles > 1 && P::kExperts > 1;  // a chunk has the tiles of one chosen expert
+  static_assert(!kByExpert || kOneBatch, "the tiles of a chosen expert lie in one batch");
+  const int chunk_tiles = kByExpert ? tiles / P::kChosen : kTiles;  // from a chunk to the next
+  const int chunks = kByExpert ? (tiles ? P::kChosen : 0) : kTiles > 1 ? divide_up(tiles, kTiles) : tiles * S::kChunks;
   const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : tiles * S::kOwnChunks;  // of this warpgroup
   int unloaded = own_chunks;                                                                  // of them, not in registers yet
   constexpr int kUnits = S::kTeamTiles * S::kWarpShares;  // shares of tiles that a warp has of a chunk
@@ -419,7 +426,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   if (!kLoadsFirst) load_first();
   float sums[4][4] = {};
   int first = 0, count = min(kBatch, tiles);             // the first tile of the batch, and how many it has
-  int tile = S::kWholeTiles ? warpgroup * kTiles : 0, chunk = 0;  // first tile of the chunk in the batch; chunk of the tile, counted among those of this warpgroup
+  int tile = S::kWholeTiles ? warpgroup * chunk_tiles : 0, chunk = 0;  // first tile of the chunk in the batch; chunk of the tile, counted among those of this warpgroup
   KeptInputs<S, kInputRows> kept[S::kWarpShares];
   const auto inputs = [&] {
     if constexpr (kSegments > 1) {
@@ -469,12 +476,13 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     if (kOneBatch && kByChunks && tile >= count) tile = 0, chunk++, keep_inputs();
     // Of several units all but the last are done here. Behind a short chunk its slot holds older tiles: their sums are not stored.
     const auto tile_of = [&](int unit) { return tile + team + unit / S::kWarpShares * S::kTeams; };
+    const auto exists = [&](int at) { return kByExpert ? at < tile + chunk_tiles : at < count; };
     const auto share_of = [&](int unit) { return warp + unit % S::kWarpShares * S::kTileWarps; };
     if constexpr (kUnits > 1) {
 #pragma unroll
       for (int i = 0; i + 1 < kUnits; i++) {
         kept[i % S::kWarpShares].inputs.multiply(weights[i], fragments(), share_of(i), sums);
-        store_sums<S, kInputRows>(Of::at(tile_of(i), part, share_of(i)), lane_index, sums, false, tile_of(i) < count);
+        store_sums<S, kInputRows>(Of::at(tile_of(i), part, share_of(i)), lane_index, sums, false, exists(tile_of(i)));
       }
     }
     if constexpr (kKeepsInputs)
@@ -489,8 +497,8 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     if (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
       const int last = tile_of(kUnits - 1);
       store_sums<S, kInputRows>(Of::at(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
-                                          kTiles == 1 || last < count);
-      tile += S::kWholeTiles ? kWarpgroups * kTiles : 1;
+                                          kTiles == 1 || exists(last));
+      tile += S::kWholeTiles ? kWarpgroups * chunk_tiles : 1;
       if (!kByChunks) chunk = 0;
     }
     if constexpr (kReleasesLate) {

@@ -46,15 +46,15 @@ MONOLANE_DEVICE uint32_t load_dependency(const Word4* loaded) {
 
 // What a thread has of a fragment: 16 bytes of bf16, or the codes and scales of a low-bit format. find() returns the address of fragment `index` of a
 // chunk for this thread, and load() a value that depends on everything loaded from there.
-template <class Format>
+template <class P, class Format = typename P::Format>
 struct FragmentOf {
-  using Type = LowBitFragment<Format>;
+  using Type = LowBitFragment<Format, P::kFragmentCols / kBlockCols>;
 
   MONOLANE_DEVICE static const char* find(const char* chunk, int index, int) { return chunk + index * Type::Place::end(kBlockGroups); }
   MONOLANE_DEVICE static uint32_t load(Type& fragment, const char* from, int lane_index) { return fragment.load(from, lane_index); }
 };
-template <>
-struct FragmentOf<Bf16> {
+template <class P>
+struct FragmentOf<P, Bf16> {
   using Type = Word4;
 
   MONOLANE_DEVICE static const char* find(const char* chunk, int index, int lane_index) {
