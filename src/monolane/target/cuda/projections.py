@@ -50,6 +50,8 @@ INTEGER_SLOT_FRAGMENTS = 40
 LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
 # The same where weights are integers: fewer bytes have to come in the time of as many hand-offs.
 INTEGER_LIMITS = (16384, 20480, 32768, HIGHEST)
+# Nothing of an expert is copied before it is chosen, so what its gates need comes when no hand-off is near.
+EXPERT_GATES = 65536
 # Lanes whose exchanges are late are at different stages at the same time. Copies of other lanes are in flight during
 # a hand-off whatever a lane does, so it gains little by holding back its own: limits are this many times higher.
 LATE_LANES = 1.8
@@ -59,7 +61,6 @@ FRAGMENT_REGISTERS = FRAGMENT_BYTES // 32 // 4  # of a thread, of bf16
 LOW_BIT_AHEAD = 1  # of low-bit weights: their loop is long, and unrolled it was slower
 INTEGER_BYTES = BLOCK * 2 + 128  # of a super-block of an input in integers, with the scales of its groups
 NONE = -1
-EXP_GATE, EXP_DOWN = 0, 0
 
 
 def projection_types(plan: Plan) -> list[str]:
@@ -205,17 +206,14 @@ def _in_flight_limits(program: Program, stage: Project, chunk_bytes: int) -> str
 
     The copies in flight during the hand-off of a stage's input are those of its own first chunks, at most a whole ring.
     """
-    limits = INTEGER_LIMITS if _any_integers(program) else (LOWEST, LOW, HIGH, HIGHEST)
+    limits = INTEGER_LIMITS if stage.matrix.format.is_integer else (LOWEST, LOW, HIGH, HIGHEST)
     smallest, *others = (size * LATE_LANES if any_late(program) else size for size in limits)
     lowest = max(1, round(smallest / chunk_bytes))
     low, high, highest = (-(-round(size) // chunk_bytes) for size in others)
     steps: tuple[object, ...] = (0, lowest, 0, lowest, lowest)
-    if stage.matrix.experts > 1 and stage.output is Output.GATE and EXP_GATE:
-        number = -(-EXP_GATE // chunk_bytes)
-        steps = (0, number, 0, number, number)
-    elif stage.matrix.experts > 1 and stage.output is Output.RESIDUAL and EXP_DOWN:
-        number = -(-EXP_DOWN // chunk_bytes)
-        steps = (0, number, 0, number, number)
+    if stage.matrix.experts > 1:
+        of_experts = -(-(EXPERT_GATES if stage.output is Output.GATE else HIGH) // chunk_bytes)
+        steps = (0, of_experts, 0, of_experts, of_experts)
     elif stage.output in (Output.GATE, Output.LOGITS):
         steps = ("kSlots / 2", lowest, "kSlots * 5 / 4", low, highest)
     elif isinstance(stage.input, Plain):

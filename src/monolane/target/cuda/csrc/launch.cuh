@@ -7,9 +7,9 @@
 namespace monolane {
 
 // All warps begin with kRegisters registers a thread, as many as an SM has. The warpgroup of the producer, watchdog, prefetch and exchange warps gives
-// most of its registers to the two warpgroups of consumers. The exchange warp needs more than the others.
+// most of its registers to the two warpgroups of consumers. The exchange warp needs more than the others, and so does a producer warp that copies experts.
 constexpr int kConsumers = kConsumerWarps * 32;
-constexpr int kRegisters = 168, kConsumerRegisters = kAnyLate ? 216 : 232, kProducerRegisters = kAnyLate ? 72 : 40;
+constexpr int kRegisters = 168, kProducerRegisters = kAnyLate ? 72 : kRouted ? 56 : 40, kConsumerRegisters = 252 - kProducerRegisters / 2;
 static_assert(kConsumerRegisters * kConsumers + kProducerRegisters * (kThreads - kConsumers) <= kRegisters * kThreads,
               "the consumers would wait for registers for ever");
 constexpr int kSlotFragments = kSlotBytes / kFragmentBytes;

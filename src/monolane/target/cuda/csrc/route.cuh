@@ -61,12 +61,13 @@ MONOLANE_DEVICE int marked_before(int expert) {
   return before;
 }
 
-// Chooses the experts of one row. `logit(i)`: loads a logit. All consumer threads call it.
+// Chooses the experts of one row. `logit(i)`: loads a logit. All consumer threads call it. `chosen()` is called by the first warp when the experts are
+// known, before their weights are.
 //
 // The rank of an expert is the number of experts that would be chosen rather than it: those with a higher logit, and with the same one and a lower
 // index. kScanners neighbouring threads count for one expert. One whose logit is not a number has a rank behind all others, and takes one from each.
-template <class P, class Logit>
-MONOLANE_DEVICE void choose_for_row(int row, Logit logit) {
+template <class P, class Logit, class Chosen>
+MONOLANE_DEVICE void choose_for_row(int row, Logit logit, Chosen chosen) {
   constexpr int kCount = P::kExperts, kChosen = P::kChosen;
   // As many as there are threads for: a power of two.
   constexpr int kScanners = lesser(32, power_of_two_from(divide_up(kConsumers + kCount, 2 * kCount)));
@@ -90,6 +91,16 @@ MONOLANE_DEVICE void choose_for_row(int row, Logit logit) {
   sync_consumers();
   if (warp_id() == 0) {
     constexpr int kEach = divide_up(kChosen, 32);
+    int place[kEach] = {};
+#pragma unroll
+    for (int j = 0; j < kEach; j++) {
+      const int i = lane_id() + 32 * j;
+      if (i >= kChosen) continue;
+      for (int other = 0; other < kChosen; other++) place[j] += routes.ranked[other] < routes.ranked[i];
+      routes.experts[row][place[j]] = routes.ranked[i];
+    }
+    ptx::sync_warp();
+    chosen();
     const float highest = logits[routes.ranked[0]];
     float weights[kEach], total = 0.0f;
 #pragma unroll
@@ -102,20 +113,14 @@ MONOLANE_DEVICE void choose_for_row(int row, Logit logit) {
       for (int expert = lane_id(); expert < kCount; expert += 32) total += ptx::exp(logits[expert] - highest);
     total = warp_sum(total);
 #pragma unroll
-    for (int j = 0; j < kEach; j++) {
-      const int i = lane_id() + 32 * j;
-      if (i >= kChosen) continue;
-      const int expert = routes.ranked[i];
-      int place = 0;
-      for (int other = 0; other < kChosen; other++) place += routes.ranked[other] < expert;
-      routes.experts[row][place] = static_cast<uint16_t>(expert), routes.weights[row][place] = ptx::divide(weights[j], total);
-    }
+    for (int j = 0; j < kEach; j++)
+      if (lane_id() + 32 * j < kChosen) routes.weights[row][place[j]] = ptx::divide(weights[j], total);
     if (kRouted > kCount && lane_id() == 0) routes.always[row] = ptx::divide(1.0f, 1.0f + ptx::exp(-routes.logits[kCount]));
   }
   sync_consumers();
 }
 
-// Tells the producer warp that there is a choice; all consumer threads have stored their part of it.
+// Tells the producer warp that there is a choice, which has been stored before by this warp or before a barrier.
 MONOLANE_DEVICE void publish_choice() {
   if (thread_id() == 0) ptx::store_shared_release(&shared::flags()->choices, shared::flags()->choices + 1);
 }
@@ -123,8 +128,7 @@ MONOLANE_DEVICE void publish_choice() {
 // Chooses the experts of the row of a decode pass, whose logits have the tag `step`.
 template <class P>
 MONOLANE_DEVICE void choose_for_decode(uint32_t step) {
-  choose_for_row<P>(0, [&](int i) { return ptx::float_of(await_word64(buffers().routed_words + i, step)); });
-  publish_choice();
+  choose_for_row<P>(0, [&](int i) { return ptx::float_of(await_word64(buffers().routed_words + i, step)); }, publish_choice);
 }
 
 // Chooses the experts of all rows of a prefill pass, and lists those that any row uses.
@@ -132,7 +136,7 @@ template <class P>
 MONOLANE_DEVICE void choose_for_prefill(int rows) {
   Routes& routes = shared::routes();
 #pragma unroll 1
-  for (int row = 0; row < rows; row++) choose_for_row<P>(row, [&](int i) { return load_float(buffers().prefill_routed + row * kRouted + i); });
+  for (int row = 0; row < rows; row++) choose_for_row<P>(row, [&](int i) { return load_float(buffers().prefill_routed + row * kRouted + i); }, [] {});
   mark_experts<P::kExperts>([&](int expert) {
     uint32_t users = 0;
     for (int i = 0; i < rows * P::kChosen; i++) users |= static_cast<uint32_t>(routes.experts[i / P::kChosen][i % P::kChosen] == expert) << i / P::kChosen;
