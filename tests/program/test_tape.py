@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from monolane.errors import ModelFileError
 from monolane.model.huggingface import open_folder
 from monolane.model.weights import Bf16Bits, Unquantised
+from monolane.program import tape_store
 from monolane.program.build import build_program
 from monolane.program.interpret import Interpreter
 from monolane.program.layout import Layout
 from monolane.program.plan import make_plan
 from monolane.program.tape import Tape, allocate_tape, matrix_rows, pack_tape
-from monolane.program.tape_store import load_lanes
+from monolane.program.tape_store import load_lanes, stream_lanes
 from monolane.progress import Silent
 from random_models import CASES, random_model
 
@@ -102,6 +105,63 @@ def test_a_kept_tape_serves_any_number_of_workers() -> None:
             np.testing.assert_array_equal(ours, theirs)
     assert again.reads == 0
     assert packed.nbytes > 0
+
+
+def stream(weights: Watched, workers: int = 2) -> tuple[list[np.ndarray], np.ndarray | None, list[int]]:
+    """Tapes as another memory gets them, the table, and the bytes of each part."""
+    config = random_model(CASES[0]).config
+    plan = make_plan(build_program(config), LAYOUT, workers)
+    tapes, sizes = [zeros(size) for size in plan.tape_bytes], []
+
+    def deliver(lane: int, part: Tape) -> None:
+        assert lane == 0
+        sizes.append(sum(own.nbytes for own in part.workers))
+        for worker, own in enumerate(part.workers):
+            tapes[worker][part.begin(worker) : part.begin(worker) + own.nbytes] = own
+
+    (left,) = stream_lanes(plan, weights, config, deliver, Silent())
+    finish_keeping()
+    return tapes, left.table, sizes
+
+
+def test_a_tape_that_comes_in_parts_is_the_same_and_little_of_it_is_here_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Watched("streamed")
+    whole = load(Watched("whole"), workers=3)
+    most = whole.nbytes // 4
+    monkeypatch.setattr(tape_store, "PART_BYTES", most)
+    for source, reads in ((first, True), (Watched("streamed"), False), (Watched("whole"), False)):
+        tapes, table, sizes = stream(source, workers=3)
+        assert (source.reads > 0) == reads  # what was kept is read by both ways to load
+        largest = max(sum(tape[index].size for tape in whole.plan.segments) for index in whole.stages)
+        assert len(sizes) > 1
+        assert max(sizes) <= max(most, largest)
+        for ours, theirs in zip(tapes, whole.workers, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert (table is None) == (whole.table is None)
+        if table is not None and whole.table is not None:
+            np.testing.assert_array_equal(table, whole.table)
+    again = Watched("streamed")
+    np.testing.assert_array_equal(load(again, workers=5).segment(0, 0), load(Watched("whole"), workers=5).segment(0, 0))
+    assert again.reads == 0
+
+
+def test_a_failure_or_a_full_disk_while_a_tape_comes_in_parts(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape_store, "PART_BYTES", 1 << 14)
+    with pytest.raises(ModelFileError, match="the disk is gone"):
+        stream(Watched(fail_at=5))
+    assert not list(own_cache.rglob("*.tiles*"))
+
+    @contextmanager
+    def full(path: Path) -> Iterator[object]:
+        raise OSError(28, "No space left on device")
+        yield
+
+    monkeypatch.setattr(tape_store, "atomic_write", full)
+    tapes, _, _ = stream(Watched())
+    for ours, theirs in zip(tapes, load(Watched()).workers, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_half_tiles_are_not_read_from_a_tape_of_whole_ones() -> None:

@@ -13,7 +13,6 @@ from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.sample import Sampling
-from monolane.program.tape_store import load_lanes
 from monolane.progress import Silent
 from monolane.target import emulation, structs
 from monolane.target.base import Request, Token
@@ -21,7 +20,7 @@ from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.machine import vector_level
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.launch import Launch, Outcome, set_request
-from monolane.target.cuda.launch_model import LaunchModel
+from monolane.target.cuda.launch_model import LaunchModel, place_tapes
 from monolane.target.cuda.opening import cuda_plan
 from poison import poison
 
@@ -43,8 +42,11 @@ class HostArena:
     def upload(self, data: NDArray[np.generic]) -> int:
         data = np.ascontiguousarray(data)
         address = self.allocate(data.nbytes)
-        ctypes.memmove(address, data.ctypes.data, data.nbytes)
+        self.write(address, data)
         return address
+
+    def write(self, address: int, data: NDArray[np.generic]) -> None:
+        ctypes.memmove(address, data.ctypes.data, data.nbytes)
 
 
 def build_emulated(
@@ -79,11 +81,11 @@ class EmulatedTarget:
         lanes: int = 1,
     ) -> None:
         plan = cuda_plan(config, workers, lanes, weights.format)
-        tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), Silent())
+        self._arena = HostArena()
+        left, placed = place_tapes(plan, weights, config, self._arena, Silent())
         library = library or build_emulated(plan, stall, shared_limit=shared_limit)
         self._call = ctypes.CDLL(str(library)).monolane_emulate
-        self._arena = HostArena()
-        model = LaunchModel.of(plan, tapes, tapes[0].table, context)
+        model = LaunchModel.of(plan, left, left[0].table, context, placed)
         self.launch = model.place(self._arena, self._arena.allocate(model.handoff_bytes), deadline_s)
         self._cleared, self._context, self._delays = model.cleared_bytes, context, (delay_permille, seed)
         self.vocab = config.vocab

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from emulated_context import EmulatedMemory
 from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
-from monolane.program.tape_store import load_lanes
 from monolane.progress import Silent
 from monolane.target.caches import resident_caches
 from monolane.target.cuda.opening import cuda_plan
@@ -63,18 +62,18 @@ def open_emulated_gpu(
 ) -> CudaTarget:
     """The CUDA target on threads. ``stall``: (worker, stage, seconds)."""
     pytest.importorskip("cuda.bindings", reason="the CUDA target's host side needs the cuda-bindings package")
-    from monolane.target.cuda.launch_model import LaunchModel
+    from monolane.target.cuda.launch_model import LaunchModel, place_tapes
     from monolane.target.cuda.launcher import Launcher
     from monolane.target.cuda.runtime import CudaTarget
 
     plan = cuda_plan(config, WORKERS * lanes, lanes, weights.format)
-    tapes = load_lanes(plan, weights, config, lambda size: np.zeros(size, np.uint8), Silent())
+    gpu: Any = EmulatedContext()
+    left, placed = place_tapes(plan, weights, config, gpu, Silent())
     kernel = ctypes.CDLL(str(build_emulated(plan, stall))).monolane_emulate
 
     def traced() -> Any:
         raise NotImplementedError("nobody traces the emulation")
 
-    model = LaunchModel.of(plan, tapes, tapes[0].table, context)
-    gpu: Any = EmulatedContext()
+    model = LaunchModel.of(plan, left, left[0].table, context, placed)
     caches = resident_caches(sum(model.cache_bytes), gpu.free_memory())
     return CudaTarget(Launcher(gpu, kernel, model, caches, PATIENCE_S), plan, traced)

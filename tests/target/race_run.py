@@ -46,7 +46,8 @@ LANEFORMER = replace(
 )  # fmt: skip
 EXPERTS = replace(MODEL, family="qwen3_moe", layers=2, experts=Experts(6, 2, 70, (True, True), True))
 MODELS = {"one lane": (MODEL, 1), "two lanes": (LANEFORMER, 2), "experts": (EXPERTS, 1)}
-PROMPTS = {"one lane": 70, "two lanes": 20, "experts": 20}  # tokens of the longer one: several splits of the context need no lanes
+# Tokens of the longer prompt: several splits of the context need no lanes.
+PROMPTS = {"one lane": 70, "two lanes": 20, "experts": 20}
 # Prefill and decode passes, one and several splits of the context, and every way to choose a token.
 DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, frequency_penalty=0.3, logit_bias=((5, 2.0), (90, -3.0)))
 

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -42,22 +42,28 @@ class Constants:
 @dataclass(frozen=True)
 class Tape:
     """All tapes of a plan (one per worker), its constants, and the embedding table where it is not tied to the head:
-    [row][bytes of a row], in bf16 or as tiles of one row."""
+    [row][bytes of a row], in bf16 or as tiles of one row. A part of the tapes has some consecutive projections only."""
 
     plan: Plan
     workers: tuple[Bytes, ...]
     constants: Constants
     table: Bytes | None
+    stages: range  # the projections that are there, as indices
 
     @property
     def nbytes(self) -> int:
         table = self.table.nbytes if self.table is not None else 0
         return sum(tape.nbytes for tape in self.workers) + self.constants.values.nbytes + table
 
+    def begin(self, worker: int) -> int:
+        """The byte of the worker's whole tape with which its part begins."""
+        return self.plan.segments[worker][self.stages[0]].offset if self.stages else 0
+
     def segment(self, worker: int, stage: int) -> Bytes:
         """One worker's bytes of one projection."""
         place = self.plan.segments[worker][stage]
-        return self.workers[worker][place.offset : place.offset + place.size]
+        begin = place.offset - self.begin(worker)
+        return self.workers[worker][begin : begin + place.size]
 
     def experts(self, worker: int, stage: int) -> Bytes:
         """One worker's bytes of each expert of a projection: [expert][byte]."""
@@ -68,12 +74,25 @@ class Tape:
 def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate, has_table: bool = True) -> Tape:
     """Allocate a tape and fill in its constants; the weights are still zero. ``has_table``: with the embedding table,
     where the program has one; lanes in one process need only one of them."""
+    return allocate_part(tape_without_weights(plan, weights, allocate, has_table), None, allocate)
+
+
+def tape_without_weights(plan: Plan, weights: Weights, allocate: Allocate, has_table: bool = True) -> Tape:
+    """A part of a tape that has no projection: its constants, and the table, which is still zero."""
     program = plan.program
     table = None
     if program.table is not None and has_table:
         shape = (program.table.rows, program.table.format.row_bytes(program.table.cols))
         table = allocate(shape[0] * shape[1]).reshape(shape)
-    return Tape(plan, tuple(allocate(size) for size in plan.tape_bytes), pack_constants(program, weights), table)
+    return Tape(plan, (), pack_constants(program, weights), table, range(0))
+
+
+def allocate_part(tape: Tape, stages: range | None, allocate: Allocate) -> Tape:
+    """A part of a tape with these projections, and without the table; or the whole of it."""
+    table = tape.table if stages is None else None
+    stages = range(len(tape.plan.program.projections)) if stages is None else stages
+    sizes = [sum(segments[index].size for index in stages) for segments in tape.plan.segments]
+    return replace(tape, workers=tuple(allocate(size) for size in sizes), table=table, stages=stages)
 
 
 def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None) -> None:
@@ -107,7 +126,8 @@ def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
     packs consecutive tiles of a matrix, whichever workers have them: of an expert each of many workers may have a tile
     or two."""
     plan, layout = tape.plan, tape.plan.layout
-    for index, stage in enumerate(plan.program.projections):
+    for index in tape.stages:
+        stage = plan.program.projections[index]
         tiles, tile_rows, tile_bytes = layout.tiles(stage), layout.rows(stage), layout.tile_bytes(stage)
         step_tiles = max(1, PACK_BYTES // tile_bytes)
         # Expert by expert, so that of files that have to be read as a whole only some experts are in memory.

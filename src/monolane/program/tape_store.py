@@ -7,13 +7,18 @@ workers. The file gets its name only when it is complete and on the disk. It can
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
 
 from monolane.cache import atomic_write, cache_folder
 from monolane.errors import MonolaneError
@@ -21,10 +26,20 @@ from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.shard import LaneWeights, Shard
-from monolane.program.tape import PACK_BYTES, Allocate, Bytes, Tape, allocate_tape, pack_tape
+from monolane.program.tape import (
+    PACK_BYTES,
+    Allocate,
+    Bytes,
+    Tape,
+    allocate_part,
+    allocate_tape,
+    pack_tape,
+    tape_without_weights,
+)
 from monolane.progress import Progress, bar
 
 FORMAT = 2  # of the file: to be changed when packing or converting changes its content
+PART_BYTES = 1 << 30  # of a tape that is copied part by part
 KEPT = 3  # models whose tapes are kept, one of each lane: the most recently used ones
 SPARE_BYTES = 4 << 30  # of the disk that stay free: a kept tape only saves time
 ABANDONED_S = 3600.0  # a temporary file that is older was left by a process that was killed
@@ -34,14 +49,117 @@ def load_lanes(
     plan: Plan, weights: Weights, config: ModelConfig, allocate: Allocate, progress: Progress
 ) -> tuple[Tape, ...]:
     """The tapes of all lanes of a plan. The first has the embedding table."""
-    lanes = plan.program.lanes
-    shard = Shard(config, lanes)
-    sources = [LaneWeights(weights, shard, lane) for lane in range(lanes)] if lanes > 1 else [weights]
+    sources = _sources(plan, weights, config)
     tapes = [allocate_tape(plan, source, allocate, has_table=lane == 0) for lane, source in enumerate(sources)]
     with bar(progress, sum(_size(tape) for tape in tapes), "loading"):
         for tape, source in zip(tapes, sources, strict=True):
             _load(tape, source, progress)
     return tuple(tapes)
+
+
+def stream_lanes(
+    plan: Plan, weights: Weights, config: ModelConfig, deliver: Callable[[int, Tape], None], progress: Progress
+) -> tuple[Tape, ...]:
+    """The tapes of all lanes of a plan, for memory that is not this process's: ``deliver(lane, part)`` copies one part
+    of a lane's tape after the other, and the next part takes its place, so that no more than PART_BYTES or one
+    projection are here at a time. Returns of every lane what is left: its constants, and of the first the table."""
+    sources = _sources(plan, weights, config)
+    left = [tape_without_weights(plan, source, _zeros, has_table=lane == 0) for lane, source in enumerate(sources)]
+    with bar(progress, len(left) * plan.resident_bytes + sum(_size(tape) for tape in left), "loading"):
+        for lane, (tape, source) in enumerate(zip(left, sources, strict=True)):
+            memory = _Reused()
+            with _Keeper(tape, source) as keeper:
+                for stages in _parts(plan):
+                    part = allocate_part(tape, stages, memory.again())
+                    keeper.fill(part, progress)
+                    deliver(lane, part)
+                keeper.fill(tape, progress)  # the table
+    return tuple(left)
+
+
+def _sources(plan: Plan, weights: Weights, config: ModelConfig) -> list[Weights]:
+    """The weights of every lane."""
+    lanes = plan.program.lanes
+    shard = Shard(config, lanes)
+    return [LaneWeights(weights, shard, lane) for lane in range(lanes)] if lanes > 1 else [weights]
+
+
+def _parts(plan: Plan) -> Iterator[range]:
+    """Consecutive projections that have no more than PART_BYTES, or one that has more."""
+    first = size = 0
+    for index in range(len(plan.program.projections)):
+        more = sum(tape[index].size for tape in plan.segments)
+        if index > first and size + more > PART_BYTES:
+            yield range(first, index)
+            first, size = index, 0
+        size += more
+    yield range(first, len(plan.program.projections))
+
+
+class _Reused:
+    """Memory of parts, one after the other: that of a new one is that of the one before, where it is large enough."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Bytes] = []
+
+    def again(self) -> Allocate:
+        numbers = itertools.count()
+
+        def allocate(size: int) -> Bytes:
+            number = next(numbers)
+            if number == len(self._arrays):
+                self._arrays.append(np.empty(size, np.uint8))
+            elif self._arrays[number].nbytes < size:
+                self._arrays[number] = np.empty(size, np.uint8)
+            return self._arrays[number][:size]
+
+        return allocate
+
+
+class _Keeper:
+    """Fills the parts of a tape in order: from the file that was kept, else from the weights, which are kept then."""
+
+    def __init__(self, left: Tape, weights: Weights) -> None:
+        """``left``: what the parts leave, with the table."""
+        self._weights = weights
+        self._path = _path(left.plan, weights) if weights.converted else None
+        size = left.plan.resident_bytes + _size(left)
+        self._reads = bool(self._path and self._path.exists() and self._path.stat().st_size == size)
+        self._keeps = self._path is not None and not self._reads and _has_room(size)
+        self._kept = KEPT * left.plan.program.lanes
+        self._file: BinaryIO | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:  # the file goes to the disk meanwhile
+            threading.Thread(target=self._end, args=error, name="keep tape").start()
+        else:
+            self._end(*error)
+
+    def _end(self, *error: Any) -> None:
+        with suppress(OSError, MonolaneError):  # the next start packs the tape again
+            self._stack.__exit__(*error)
+
+    def fill(self, part: Tape, progress: Progress) -> None:
+        pieces = list(_pieces(part))
+        if self._path and self._reads:
+            self._reads = _read(self._path, pieces, progress)
+            if self._reads:
+                return
+        pack_tape(part, self._weights, progress.advance)
+        if self._path and self._keeps:
+            try:
+                if self._file is None:
+                    _make_room(self._path.parent, self._kept)
+                    self._file = self._stack.enter_context(atomic_write(self._path))
+                for _, piece in sorted(pieces, key=lambda item: item[0]):
+                    self._file.write(piece.data)
+            except (OSError, MonolaneError) as error:
+                self._keeps = False
+                self._end(type(error), error, None)
 
 
 def _load(tape: Tape, weights: Weights, progress: Progress) -> None:
@@ -67,7 +185,7 @@ def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
     for index, stage in enumerate(plan.program.projections):
         tile_bytes = plan.layout.tile_bytes(stage)
         expert_bytes = plan.layout.tiles(stage) * tile_bytes
-        for worker in range(plan.workers):
+        for worker in range(plan.workers if index in tape.stages else 0):
             place = base + plan.segments[worker][index].first_tile * tile_bytes
             for expert, part in enumerate(tape.experts(worker, index)):
                 yield from _cut(place + expert * expert_bytes, part)
@@ -137,3 +255,7 @@ def _path(plan: Plan, weights: Weights) -> Path:
     shape = repr((FORMAT, plan.layout, [stage.matrix for stage in program.projections], program.table))
     source = hashlib.sha256(weights.identity.encode()).hexdigest()[:24]
     return cache_folder("tapes") / f"{source}.{hashlib.sha256(shape.encode()).hexdigest()[:16]}.tiles"
+
+
+def _zeros(size: int) -> Bytes:
+    return np.zeros(size, np.uint8)

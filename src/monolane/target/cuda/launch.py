@@ -206,6 +206,9 @@ class Arena(Uploads, Protocol):
     def allocate(self, size: int) -> int:
         """Allocate bytes of undefined content, aligned to 256; returns their address."""
 
+    def write(self, address: int, data: NDArray[np.generic]) -> None:
+        """Copy a contiguous array there, and wait for the copy."""
+
 
 def max_splits(plan: Plan) -> int:
     most = plan.program.attention.splitting.most

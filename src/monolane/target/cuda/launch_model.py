@@ -8,8 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from monolane.model.config import ModelConfig
+from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.tape import Bytes, Tape
+from monolane.program.tape_store import stream_lanes
+from monolane.progress import Progress
 from monolane.target import structs
 from monolane.target.cuda.launch import ALIGNMENT, CLEARED, HANDOFFS, TAGGED, Arena, Launch, cache_rows, scratch_sizes
 
@@ -25,10 +29,13 @@ class LaunchModel:
     cache_rows: int  # rows of pages in each of the two arrays of a KV cache: [lane][layer][KV head]
     vocab: int
     context: int
+    placed: Sequence[int] = ()  # instead of ``tapes``: their addresses, where the device has them already
 
     @classmethod
-    def of(cls, plan: Plan, tapes: Sequence[Tape], table: Bytes | None, context: int) -> LaunchModel:
-        """Of the lanes that have these tapes."""
+    def of(
+        cls, plan: Plan, tapes: Sequence[Tape], table: Bytes | None, context: int, placed: Sequence[int] = ()
+    ) -> LaunchModel:
+        """Of the lanes that have these tapes. ``placed``: where the device has those of all workers."""
         arrays: dict[str, NDArray[np.generic]] = {
             "segments": np.frombuffer(bytes(structs.segment_table(plan)), np.uint8),
             "constants": np.concatenate([tape.constants.values for tape in tapes]),
@@ -44,7 +51,12 @@ class LaunchModel:
             cache_rows=len(tapes) * cache_rows(plan.program),
             vocab=plan.program.vocab,
             context=context,
+            placed=placed,
         )
+
+    @property
+    def workers(self) -> int:
+        return len(self.placed or self.tapes)
 
     @property
     def handoff_bytes(self) -> int:
@@ -69,7 +81,7 @@ class LaunchModel:
     def place(self, arena: Arena, handoffs: int, deadline_s: float) -> Launch:
         """Copy the arrays to the device and allocate the buffers, but for the memory of hand-offs, which is at
         ``handoffs``. The request and the host's memory are not filled in."""
-        parts = [arena.upload(part) for part in self.tapes]
+        parts = self.placed or [arena.upload(part) for part in self.tapes]
         launch = Launch(
             tapes=arena.upload(np.array(parts, np.uint64)),
             deadline_ns=int(deadline_s * 1e9),
@@ -90,6 +102,22 @@ class LaunchModel:
         for name, size in sizes.items():
             setattr(launch, name, arena.allocate(size))
         return launch
+
+
+def place_tapes(
+    plan: Plan, weights: Weights, config: ModelConfig, arena: Arena, progress: Progress
+) -> tuple[tuple[Tape, ...], list[int]]:
+    """Load the tapes of all lanes into the device's memory, part by part, so that the host's holds little of them.
+    Returns what is left of each lane's tape, and the addresses of all workers' tapes."""
+    addresses = [[arena.allocate(size) for size in plan.tape_bytes] for _ in range(plan.program.lanes)]
+
+    def deliver(lane: int, part: Tape) -> None:
+        for worker, own in enumerate(part.workers):
+            if own.nbytes:
+                arena.write(addresses[lane][worker] + part.begin(worker), own)
+
+    left = stream_lanes(plan, weights, config, deliver, progress)
+    return left, [address for lane in addresses for address in lane]
 
 
 def rope_table(plan: Plan, context: int) -> NDArray[np.float32]:

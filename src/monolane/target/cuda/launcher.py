@@ -38,7 +38,7 @@ class Launcher:
             handoffs = context.allocate(model.handoff_bytes)
         self._handoffs = handoffs
         self.launch = model.place(context, handoffs, deadline_s)
-        self.workers = len(model.tapes)
+        self.workers = model.workers
         self.model = model.without_arrays()  # the device has them
         self.launch.lane = lane
         self._request = RequestMemory(context)

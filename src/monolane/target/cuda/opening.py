@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from monolane.cache import human_size
 from monolane.errors import MonolaneError, NotEnoughMemoryError, UnsupportedModelError, UsageError
@@ -21,7 +20,7 @@ from monolane.program.layout import Layout
 from monolane.program.plan import Plan, make_plan
 from monolane.program.shard import Shard, lane_formats
 from monolane.program.stage import Output, Program, Project, Splitting
-from monolane.program.tape import Allocate, Bytes, Tape, constant_offsets
+from monolane.program.tape import constant_offsets
 from monolane.program.tape_store import load_lanes
 from monolane.progress import Progress
 from monolane.target.caches import resident_caches
@@ -39,6 +38,8 @@ from monolane.target.widened import note_widened
 if TYPE_CHECKING:
     from monolane.target.cuda.driver import Context, Device, Kernel
     from monolane.target.cuda.runtime import CudaTarget
+
+Loaded = TypeVar("Loaded")
 
 WHOLE = replace(LAYOUT, name="rows8-blocks", whole_blocks=True)
 HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
@@ -186,10 +187,10 @@ def open_cuda(
     lanes: int = 1,
     sharing: int = 1,
 ) -> CudaTarget:
-    """Compile the kernel while the tapes of all lanes are packed, then copy them to the GPU. ``sharing``: so many
-    models share the GPU's memory."""
+    """Compile the kernel while the tapes of all lanes are packed and copied to the GPU. ``sharing``: so many models
+    share the GPU's memory."""
     from monolane.target.cuda.driver import Context
-    from monolane.target.cuda.launch_model import LaunchModel
+    from monolane.target.cuda.launch_model import LaunchModel, place_tapes
     from monolane.target.cuda.launcher import Launcher
     from monolane.target.cuda.runtime import CudaTarget
 
@@ -198,11 +199,14 @@ def open_cuda(
     note_widened(plan.program, weights, progress)
     gpu = Context(device)
     caches, held = _caches_that_fit(plan, context, lanes, 1, gpu, sharing)
-    compiled, tapes = _compiled_and_packed(plan, config, weights, device, False, _zeroed, progress)
+    source = generate(plan, device.shared_limit)
+    compiled, (left, placed) = _compiled_meanwhile(
+        source, device, lambda: place_tapes(plan, weights, config, gpu, progress)
+    )
     launcher = Launcher(
         gpu,
         gpu.load(compiled.cubin, device.shared_limit),
-        LaunchModel.of(plan, tapes, tapes[0].table, context),
+        LaunchModel.of(plan, left, left[0].table, context, placed),
         caches,
     )
     return CudaTarget(launcher, plan, partial(_traced, plan, gpu, False), memory_bytes=held)
@@ -231,7 +235,10 @@ def open_cuda_apart(
     note_widened(plan.program, weights, progress)
     gpu, memory = Context(device), SharedAllocator()
     caches, held = _caches_that_fit(plan, context, 1, here, gpu, sharing)
-    compiled, tapes = _compiled_and_packed(plan, config, weights, device, True, memory.allocate, progress)
+    source = generate(plan, device.shared_limit, apart=True)
+    compiled, tapes = _compiled_meanwhile(
+        source, device, lambda: load_lanes(plan, weights, config, memory.allocate, progress)
+    )
     setups = follower.lane_setups(plan, tapes, compiled.cubin, memory, devices, context, caches)
     others = LaneProcesses(setups)
     try:
@@ -299,27 +306,14 @@ def _caches_that_fit(
     return caches, needed + (caches - 1) * each
 
 
-def _compiled_and_packed(
-    plan: Plan,
-    config: ModelConfig,
-    weights: Weights,
-    device: Device,
-    apart: bool,
-    allocate: Allocate,
-    progress: Progress,
-) -> tuple[Compiled, tuple[Tape, ...]]:
-    """The kernel, compiled while the tapes of all lanes are packed."""
-    source = generate(plan, device.shared_limit, apart=apart)
+def _compiled_meanwhile(source: str, device: Device, load: Callable[[], Loaded]) -> tuple[Compiled, Loaded]:
+    """The kernel, compiled while the tapes are loaded."""
     with ThreadPoolExecutor(1) as compiler:
         compiled = compiler.submit(compile_kernel, source, device.architecture)
-        tapes = load_lanes(plan, weights, config, allocate, progress)
-        return compiled.result(), tapes
+        loaded = load()
+        return compiled.result(), loaded
 
 
 def _traced(plan: Plan, gpu: Context, apart: bool) -> Kernel:
     with_stamps = generate(plan, gpu.device.shared_limit, traced=True, apart=apart)
     return gpu.load(compile_kernel(with_stamps, gpu.device.architecture).cubin, gpu.device.shared_limit)
-
-
-def _zeroed(size: int) -> Bytes:
-    return np.zeros(size, np.uint8)
