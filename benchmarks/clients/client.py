@@ -200,7 +200,9 @@ def langchain_openai(url: str, model: str) -> Langchain:
 def langchain_anthropic(url: str, model: str) -> Langchain:
     from langchain_anthropic import ChatAnthropic
 
-    return Langchain(ChatAnthropic(base_url=url, api_key="none", model=model, max_tokens=MOST), "json_schema")
+    return Langchain(
+        ChatAnthropic(base_url=url, api_key="none", model=model, max_tokens=MOST, temperature=0.0), "json_schema"
+    )
 
 
 class Llm:
