@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from emulated_context import EmulatedMemory
 from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.progress import Silent
-from monolane.target.caches import resident_caches
+from monolane.target.cuda import opening
+from monolane.target.cuda.cards import TRIED
+from monolane.target.cuda.jit import Compiled
 from monolane.target.cuda.opening import cuda_plan
 
 if TYPE_CHECKING:
@@ -28,9 +31,18 @@ PATIENCE_S = 120.0  # of waits: a thread may not get a core for long
 class EmulatedContext(EmulatedMemory):
     """For the monokernel, which comes as a function of a library."""
 
-    def __init__(self) -> None:
+    def __init__(self, processors: int) -> None:
         super().__init__()
-        self.device = SimpleNamespace(name="emulation", shared_limit=SHARED_LIMIT, processors=WORKERS)
+        self.device = SimpleNamespace(
+            name="emulation",
+            architecture="emulation",
+            capability=TRIED,
+            shared_limit=SHARED_LIMIT,
+            processors=processors,
+        )
+
+    def free_memory(self) -> int:
+        return super().free_memory() + opening.SPARE_BYTES
 
     def upload(self, data: NDArray[np.generic]) -> int:
         data = np.ascontiguousarray(data)
@@ -62,18 +74,15 @@ def open_emulated_gpu(
 ) -> CudaTarget:
     """The CUDA target on threads. ``stall``: (worker, stage, seconds)."""
     pytest.importorskip("cuda.bindings", reason="the CUDA target's host side needs the cuda-bindings package")
-    from monolane.target.cuda.launch_model import LaunchModel, place_tapes
-    from monolane.target.cuda.launcher import Launcher
-    from monolane.target.cuda.runtime import CudaTarget
+    from monolane.target.cuda import driver
 
     plan = cuda_plan(config, WORKERS * lanes, lanes, weights.format)
-    gpu: Any = EmulatedContext()
-    left, placed = place_tapes(plan, weights, config, gpu, Silent())
-    kernel = ctypes.CDLL(str(build_emulated(plan, stall))).monolane_emulate
-
-    def traced() -> Any:
-        raise NotImplementedError("nobody traces the emulation")
-
-    model = LaunchModel.of(plan, left, left[0].table, context, placed)
-    caches = resident_caches(sum(model.cache_bytes), gpu.free_memory())
-    return CudaTarget(Launcher(gpu, kernel, model, caches, PATIENCE_S), plan, traced)
+    gpu: Any = EmulatedContext(WORKERS * lanes)
+    gpu.load = lambda *_: ctypes.CDLL(str(build_emulated(plan, stall))).monolane_emulate
+    with (
+        mock.patch.object(driver, "Context", return_value=gpu),
+        mock.patch.object(opening, "compile_kernel", return_value=Compiled(b"", "")),
+    ):
+        target = opening.open_cuda(config, weights, context, gpu.device, Silent(), lanes)
+    target.launcher.launch.deadline_ns = int(PATIENCE_S * 1e9)
+    return target
