@@ -31,7 +31,7 @@ PATIENCE_S = 120.0  # of waits: a thread may not get a core for long
 class EmulatedContext(EmulatedMemory):
     """For the monokernel, which comes as a function of a library."""
 
-    def __init__(self, processors: int) -> None:
+    def __init__(self, processors: int = WORKERS) -> None:
         super().__init__()
         self.device = SimpleNamespace(
             name="emulation",
