@@ -233,16 +233,16 @@ def test_a_worker_has_tiles_of_one_matrix_of_a_stage_where_another_would_take_it
         return FORMATS["i6k16" if name.endswith(".v") else "u4k32"]
 
     program = build_program(config(kv_heads=3, head_dim=64), formats=formats)
-    several = [indices for indices in program.together if len(indices) > 1]
+    several = [indices for indices in program.projections_by_stage if len(indices) > 1]
     assert len(several) == 2
 
-    def most_matrices(one_more: int) -> int:
-        made = make_plan(program, LAYOUT, 12, one_more=one_more)
+    def most_matrices(matrix_overhead: int) -> int:
+        made = make_plan(program, LAYOUT, 12, matrix_overhead=matrix_overhead)
         check(made)
         return max(sum(tape[index].tiles > 0 for index in indices) for tape in made.segments for indices in several)
 
-    assert most_matrices(one_more=1 << 20) == 1
-    assert most_matrices(one_more=0) == 2
+    assert most_matrices(matrix_overhead=1 << 20) == 1
+    assert most_matrices(matrix_overhead=0) == 2
 
 
 @settings(deadline=None)

@@ -227,7 +227,7 @@ def _balance(plan: Plan) -> Iterator[str]:
     """What workers stream differs by less than one tile per stage (and chosen expert) on average; where the workers are
     divided among the matrices of a stage, by less than the largest share."""
     allowed = 0
-    for together in plan.program.together:
+    for together in plan.program.projections_by_stage:
         for index in together:
             stage, counts = plan.program.projections[index], [tape[index].tiles for tape in plan.segments]
             tiles = max(counts) if len(together) > 1 and not min(counts) else 1

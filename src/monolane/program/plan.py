@@ -78,7 +78,7 @@ class Plan:
         raise IndexError(f"stage {stage} has no tile {tile}")
 
 
-def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0, one_more: int = 0) -> Plan:
+def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0, matrix_overhead: int = 0) -> Plan:
     """Divide every matrix into runs of tiles, one per worker, so that what workers stream stays equal from stage to
     stage. Of a matrix with experts every worker has the same tiles of each expert, so any choice is as even.
 
@@ -86,15 +86,16 @@ def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0
     owner for the whole pass. The other matrices level what that leaves uneven: in each of them a worker may get
     ``run_ahead`` bytes more than an equal share. With 0, no worker gets more than an equal share, rounded up to tiles.
 
-    Where a stage has several matrices, a worker multiplies its tiles of one after those of the other. Each further one
-    takes it as long as ``one_more`` bytes. Where that is more than is lost by it, every worker has tiles of one only.
+    Where a stage has several matrices, a worker multiplies its tiles of one after those of the other. Each matrix but
+    the first takes as long as streaming ``matrix_overhead`` bytes more. Where an uneven division costs less than that,
+    the workers are divided among the matrices, and each has tiles of one only.
     """
     if workers < 1:
         raise ValueError("a plan needs at least one worker")
     ends, loads = [0] * workers, [0] * workers  # bytes on the tape so far, and of these what a token streams
     segments: list[list[Segment]] = [[] for _ in range(workers)]
     residual_counts: dict[int, list[int]] = {}
-    divided = _divided(program, layout, workers, one_more)
+    divided = _divided(program, layout, workers, matrix_overhead)
     for index, stage in enumerate(program.projections):
         tiles, tile_bytes = layout.tiles(stage), layout.tile_bytes(stage)
         if stage.output is Output.RESIDUAL:
@@ -113,16 +114,16 @@ def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0
     return Plan(program, layout, workers, tuple(tuple(tape) for tape in segments))
 
 
-def _divided(program: Program, layout: Layout, workers: int, one_more: int) -> dict[int, list[int]]:
+def _divided(program: Program, layout: Layout, workers: int, matrix_overhead: int) -> dict[int, list[int]]:
     """Tiles per worker of the projections whose stage is divided so that each worker has tiles of one of them."""
     found: dict[int, list[int]] = {}
-    for together in program.together:
+    for together in program.projections_by_stage:
         stages = [program.projections[index] for index in together]
         if not 1 < len(stages) <= workers or any(stage.output is Output.RESIDUAL for stage in stages):
             continue
         sizes = [(layout.tiles(stage), stage.chosen * layout.tile_bytes(stage)) for stage in stages]
         limit, shares = _shares(sizes, workers)
-        if limit >= sum(tiles * size for tiles, size in sizes) / workers + one_more * (len(stages) - 1):
+        if limit >= sum(tiles * size for tiles, size in sizes) / workers + matrix_overhead * (len(stages) - 1):
             continue
         first = 0
         for index, (tiles, _), share in zip(together, sizes, shares, strict=True):

@@ -353,12 +353,15 @@ class Program:
         return tuple(stage for stage in self.stages if not continues(stage))
 
     @cached_property
-    def together(self) -> tuple[tuple[int, ...], ...]:
-        """Indices into ``projections``: those of one stage, then those of the next."""
-        found: list[tuple[int, ...]] = []
+    def projections_by_stage(self) -> list[list[int]]:
+        """Indices into ``projections``: several where projections continue the stage of the one before."""
+        found: list[list[int]] = []
         for index, stage in enumerate(self.projections):
-            found = [*found[:-1], (*found[-1], index)] if stage.continues else [*found, (index,)]
-        return tuple(found)
+            if stage.continues:
+                found[-1].append(index)
+            else:
+                found.append([index])
+        return found
 
     @property
     def handoffs(self) -> int:

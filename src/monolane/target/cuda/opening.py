@@ -44,7 +44,9 @@ Loaded = TypeVar("Loaded")
 WHOLE = replace(LAYOUT, name="rows8-blocks", whole_blocks=True)
 HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
 RUN_AHEAD_BYTES = 16 << 10  # that a worker may stream more than an equal share of a stage, to level the tapes
-ONE_MORE_BYTES = 48 << 10  # that stream in the time that another matrix of the same stage takes a worker besides
+MATRIX_OVERHEAD_BYTES = (
+    48 << 10
+)  # that stream in the time that a second matrix of a stage takes a worker besides its bytes
 SPARE_BYTES = 512 << 20  # of GPU memory for the driver and for the arrays of requests
 
 
@@ -134,7 +136,7 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: For
     page_bytes = 2 * PAGE_TOKENS * config.head_dim * 2  # keys and values in bf16
     splitting = Splitting(max(1, min(SPLIT_PAGES, SPLIT_BYTES // page_bytes)) * PAGE_TOKENS, most)
     program = build_program(config, splitting=splitting, lanes=lanes, formats=formats)
-    plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES, ONE_MORE_BYTES)
+    plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES, MATRIX_OVERHEAD_BYTES)
     check(plan)
     return plan
 
