@@ -128,77 +128,80 @@ def mxfp4_scales_fit(exponents: Bytes) -> bool:
     return bool(exponents.min() >= 128 - 24 and exponents.max() <= 128 + 15)
 
 
-_LOW, _PAIR_BITS = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0303030303030303)
-_FOUR, _TWO = np.uint64(4), np.uint64(2)
+def _eight(byte: int) -> np.uint64:
+    """A byte eight times in a word. Bytes are combined in words: there are few of each kind side by side, and NumPy is
+    slow with short rows."""
+    return np.uint64(byte * 0x0101010101010101)
 
 
-def _words(raw: Bytes) -> NDArray[np.uint64]:
-    """Bytes in words of 8: with so few bytes in a row, that is several times faster."""
-    return np.ascontiguousarray(raw).view("<u8")
+_EVEN = {1: _eight(0x55), 2: _eight(0x33), 4: _eight(0x0F)}  # the bits of even groups, where each has so many of a byte
+_BOTH = {1: _eight(0x03), 2: _eight(0x0F)}  # twice as many, the lowest of a byte
 
 
-def _joined_nibbles(raw: Bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """From 32 bytes at a time, the low nibbles in 16 bytes, and the high ones: byte i has that of byte i, and above it
-    that of byte 16 + i. [..., 32 bytes, 2 words]"""
-    words = _words(raw)
-    # Whole arrays are combined with themselves, two words on; every other pair of words is then one of the result.
-    first = words.reshape(-1)
-    low = first & _LOW
-    high = first ^ low
-    low[:-2] |= low[2:] << _FOUR
-    both = high >> _FOUR
-    both[:-2] |= high[2:]
-    shape = (*words.shape[:-1], words.shape[-1] // 4, 4)
-    return low.reshape(shape)[..., :2], both.reshape(shape)[..., :2]
+def _split(raw: Bytes, bits: int, groups: NDArray[np.complex128]) -> None:
+    """Fill ``groups``, [..., 32 bytes of ``raw``, group of 16 bytes]. Byte i of ``raw`` has column i of 8 / ``bits``
+    groups, the first in its lowest bits. Byte i of a group gets column i, and above it column 16 + i."""
+    halves = raw.view(_SIXTEEN)
+    first, last = (halves[..., half::2].copy().view(np.uint64) for half in (0, 1))
+    even, odd = first & _EVEN[bits], last & _EVEN[bits]
+    first ^= even
+    last ^= odd
+    even |= np.left_shift(odd, np.uint64(bits), out=odd)
+    odd = np.right_shift(first, np.uint64(bits), out=first)
+    odd |= last
+    for group in range(8 // bits):
+        part = odd if group % 2 else even  # the bits of columns i and 16 + i are side by side
+        if bits in _BOTH:
+            part = part >> np.uint64(group // 2 * 2 * bits)
+            part &= _BOTH[bits]
+        groups[..., group] = part.view(_SIXTEEN).reshape(groups.shape[:-1])
 
 
-def _group_pairs(raw: Bytes) -> Bytes:
-    """The low 4 bits of a super-block, from 4 x 32 bytes: byte i has column i of an even group, and above it column i
-    of the odd group that follows."""
-    codes = np.empty((*raw.shape[:-1], 4, 2, 2), np.uint64)
-    for group, nibbles in enumerate(_joined_nibbles(raw)):
-        codes.view(_SIXTEEN)[..., group, :] = nibbles.view(_SIXTEEN)
-    return codes.view(np.uint8).reshape(raw.shape[0], -1, 16)
+def _groups(raw: Bytes, bits: int) -> Bytes:
+    """[row][group][16] of super-blocks whose groups follow each other."""
+    groups = np.empty((*raw.shape[:-1], raw.shape[-1] // 32, 8 // bits), _SIXTEEN)
+    _split(raw, bits, groups)
+    return groups.view(np.uint8).reshape(raw.shape[0], -1, 16)
 
 
 def _scales_and_minima(raw: Bytes) -> Bytes:
     """The 6-bit scales and minima of 8 groups, from 12 bytes."""
-    low, high, rest = raw[..., 0:4], raw[..., 4:8], raw[..., 8:12]
-    numbers = np.empty((*raw.shape[:-1], BLOCK_GROUPS, 2), np.uint8)
-    numbers[..., :4, 0], numbers[..., :4, 1] = low & 63, high & 63
-    numbers[..., 4:, 0] = rest & 15 | (low >> 6) << 4
-    numbers[..., 4:, 1] = rest >> 4 | (high >> 6) << 4
-    return numbers.reshape(raw.shape[0], -1, 2)
+    low, high, rest = np.moveaxis(np.ascontiguousarray(raw).view("<u4"), -1, 0)
+    numbers = np.empty((*raw.shape[:-1], 2, 2), "<u4")  # [four groups][scale or minimum], a byte for each group
+    six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
+    numbers[..., 0, 0], numbers[..., 0, 1] = low & six, high & six
+    numbers[..., 1, 0] = rest & four | low >> np.uint32(2) & two
+    numbers[..., 1, 1] = rest >> np.uint32(4) & four | high >> np.uint32(2) & two
+    words = numbers.view("<u8")
+    # The two middle quarters of a word change places, and then those of each half: scales and minima alternate.
+    for bits, quarter in ((np.uint64(16), np.uint64(0xFFFF0000)), (np.uint64(8), np.uint64(0x0000FF000000FF00))):
+        differ = words >> bits
+        differ ^= words
+        differ &= quarter
+        words ^= differ
+        differ <<= bits
+        words ^= differ
+    return numbers.view(np.uint8).reshape(raw.shape[0], -1, 2)
 
 
 def _q4_k(raw: Bytes) -> QuantRows:
     blocks = _halves(raw[..., :4])
-    return _rows(U4, BLOCK_MIN, _group_pairs(raw[..., 16:]), None, _scales_and_minima(raw[..., 4:16]), blocks)
+    return _rows(U4, BLOCK_MIN, _groups(raw[..., 16:], 4), None, _scales_and_minima(raw[..., 4:16]), blocks)
 
 
 def _q5_k(raw: Bytes) -> QuantRows:
-    blocks = _halves(raw[..., :4])
-    high = _pair(_bits(raw[..., 16:48], _EVERY, 1), 1)  # bit g of byte i is that of column i of group g
-    return _rows(U5, BLOCK_MIN, _group_pairs(raw[..., 48:]), high, _scales_and_minima(raw[..., 4:16]), blocks)
+    blocks, high = _halves(raw[..., :4]), _groups(raw[..., 16:48], 1)
+    return _rows(U5, BLOCK_MIN, _groups(raw[..., 48:], 4), high, _scales_and_minima(raw[..., 4:16]), blocks)
 
 
 def _q6_k(raw: Bytes) -> QuantRows:
     rows, blocks = raw.shape[:2]
     # [half of the super-block][low or high nibbles][group]: the low nibbles are groups 0 and 1, the high ones 2 and 3.
-    codes = np.empty((rows, blocks, 2, 2, 2, 2), np.uint64)
-    for place, nibbles in enumerate(_joined_nibbles(raw[..., :128])):
-        codes.view(_SIXTEEN)[..., place, :, :] = nibbles.view(_SIXTEEN).reshape(rows, blocks, 2, 2, 1)
-    # [half of the super-block][group]: bits 2g and 2g + 1 of a byte are those of group g.
-    pairs = _words(raw[..., 128:192]).reshape(-1)
-    high = np.empty((rows, blocks, 2, 4, 2), np.uint64)
-    for group in range(4):
-        bits = pairs >> np.uint64(2 * group)
-        bits &= _PAIR_BITS
-        bits[:-2] |= bits[2:] << _TWO
-        high.view(_SIXTEEN)[..., group, :] = bits.view(_SIXTEEN).reshape(rows, blocks, 2, 2)[..., :1]
+    codes = np.empty((rows, blocks, 2, 2, 2), _SIXTEEN)
+    _split(raw[..., :128], 4, codes.swapaxes(-1, -2))
+    low, high = codes.view(np.uint8).reshape(rows, -1, 16), _groups(raw[..., 128:192], 2)
     scales = np.ascontiguousarray(raw[..., 192:208]).view(np.int8).reshape(rows, -1, 2)
-    low, upper = (bits.view(np.uint8).reshape(rows, -1, 16) for bits in (codes, high))
-    return _rows(I6, BLOCK_16, low, upper, scales, _halves(raw[..., 208:]))
+    return _rows(I6, BLOCK_16, low, high, scales, _halves(raw[..., 208:]))
 
 
 def _iq4_xs(raw: Bytes) -> QuantRows:

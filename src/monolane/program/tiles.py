@@ -25,6 +25,7 @@ others but ``high``.
 from __future__ import annotations
 
 import functools
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,11 @@ def pack(rows: QuantRows, tile_rows: int, in_order: bool = False, halved: bool =
         whole = QuantRows.zeros(rows.format, tiles * tile_rows, rows.groups)
         whole.put(slice(0, len(rows)), rows)
         rows = whole
-    tape = np.zeros((tiles, tile_rows * rows.format.row_bytes(rows.groups * 32)), np.uint8)
+    tape = np.empty((tiles, tile_rows * rows.format.row_bytes(rows.groups * 32)), np.uint8)
     for blocks, first in _blocks(tape, rows.format, tile_rows, rows.groups):
         _fill(blocks, rows.cut(slice(None), slice(first, first + blocks.shape[1] * _groups(blocks))))
         if in_order:
-            _reorder(blocks, rows.format, _IN_ORDER)
+            _exchange(blocks, rows.format, _IN_ORDER)
     return tape.reshape(-1)
 
 
@@ -84,7 +85,7 @@ def unpack(
         tape = tape.copy()
     for blocks, first in _blocks(tape, format, tile_rows, groups):
         if in_order:
-            _reorder(blocks, format, tuple(map(_IN_ORDER.index, range(8))))
+            _exchange(blocks, format, _IN_ORDER[::-1])
         _read(blocks, rows.cut(slice(None), slice(first, first + blocks.shape[1] * _groups(blocks))))
     return rows
 
@@ -118,19 +119,26 @@ def _halved(rows: QuantRows, tile_rows: int) -> QuantRows:
     return QuantRows(rows.format, *(moved(array) for array in rows.arrays))
 
 
-_IN_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which 4 bits of a word are its first, its second, and so on
+# Two exchanges within a word of 8 codes sort it: byte b had columns b and 16 + b, and then the first 4 codes are
+# columns 0 to 3. Of each: how far apart the exchanged bits are, and the lower ones of them.
+_IN_ORDER = ((4, 0x00F000F0), (8, 0x0000FF00))
 
 
-def _reorder(blocks: NDArray[np.void], format: Format, order: tuple[int, ...]) -> None:
+def _exchange(blocks: NDArray[np.void], format: Format, exchanges: tuple[tuple[int, int], ...]) -> None:
     """Move the codes within each word, where they are looked up in a table."""
     assert format.codes is not None
     if format.codes.table is None:
         return
     for name in (name for name in blocks.dtype.names or () if name.startswith("codes")):
-        words = blocks[name]
-        blocks[name] = sum(
-            (words >> np.uint32(4 * old) & np.uint32(15)) << np.uint32(4 * new) for new, old in enumerate(order)
-        )
+        words = np.ascontiguousarray(blocks[name])
+        for distance, lower in exchanges:
+            differ = words >> np.uint32(distance)
+            differ ^= words
+            differ &= np.uint32(lower)
+            words ^= differ
+            differ <<= np.uint32(distance)
+            words ^= differ
+        blocks[name] = words
 
 
 def _blocks(tape: Bytes, format: Format, tile_rows: int, groups: int) -> list[tuple[NDArray[np.void], int]]:
@@ -163,36 +171,45 @@ def _by_block(array: NDArray[np.generic], blocks: NDArray[np.void]) -> NDArray[n
 
 def _fill(blocks: NDArray[np.void], rows: QuantRows) -> None:
     codes, high, scales, numbers = (_by_block(array, blocks) for array in rows.arrays)
-    words = np.ascontiguousarray(codes).view("<u4")
-    groups, names = _groups(blocks), blocks.dtype.names or ()
-    for half, start in enumerate(range(0, groups, HALF_GROUPS)):
-        part = words[..., start : start + HALF_GROUPS, :]
-        if words.shape[-1] == 8:  # [tile][row][block][group][plane][c]
-            part = part.reshape(*part.shape[:-1], 2, 4)
-            blocks[f"codes{half}"] = part.transpose(0, 2, 4, 1, 5, 3)
+    names = blocks.dtype.names or ()
+    for group, planes in enumerate(_by_group(codes)):
+        half, place = divmod(group, HALF_GROUPS)
+        words = blocks[f"codes{half}"]
+        if len(planes) == 2:  # [tile][block][plane][row][c][group]
+            words[..., place] = planes.transpose(1, 2, 0, 3, 4)
         else:
-            blocks[f"codes{half}"] = part.transpose(0, 2, 1, 4, 3)
-        if "high" in names:
-            several = high[..., start : start + HALF_GROUPS, :]
-            blocks["high"][:, :, :, :, half] = _joined(several, blocks["high"].shape[-1])
-    blocks["scales"] = scales.transpose(0, 2, 3, 1, 4)
+            words[..., place] = planes[0]
+    if "high" in names:
+        _fill_high(blocks["high"], _by_group(high)[:, 0])
+    if scales.size:
+        _joint(blocks["scales"])[...] = _joint(scales).transpose(0, 2, 3, 1)
     if "blocks" in names:
-        blocks["blocks"] = numbers[:, :, :, 0].transpose(0, 2, 1, 3)
+        _joint(blocks["blocks"])[...] = _joint(numbers[:, :, :, 0]).transpose(0, 2, 1)
 
 
-def _joined(high: NDArray[np.generic], words: int) -> NDArray[np.uint32]:
-    """The high bits of up to 4 groups: [tile][block][row][c][word]"""
-    by_group = np.empty((high.shape[3], high.shape[0], high.shape[2], high.shape[1], 2), np.uint64)
-    # 16 bytes are copied at once, and then combined 8 at a time.
-    by_group.view(np.complex128)[...] = np.ascontiguousarray(high).view(np.complex128).transpose(3, 0, 2, 1, 4)
-    joined = np.zeros((words, *by_group.shape[1:]), np.uint64)
-    for word in range(words):
-        for g, part in enumerate(by_group):
-            bits = part >> np.uint64(2 * word)
-            bits &= _PAIRS
-            bits <<= np.uint64(2 * g)
-            joined[word] |= bits
-    return joined.view(np.uint32).transpose(1, 2, 3, 4, 0)
+def _by_group(array: NDArray[np.generic]) -> NDArray[np.uint32]:
+    """[group][plane][tile][block][row][c], of [tile][row][block][group][bytes]. 16 bytes are copied at once."""
+    planes = np.ascontiguousarray(array).view(np.complex128).transpose(3, 4, 0, 2, 1)
+    return np.ascontiguousarray(planes)[..., None].view("<u4")
+
+
+def _joint(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The numbers of the last axis as one number, which is copied at once."""
+    size = array.shape[-1] * array.itemsize
+    together = array if array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
+    return together.view(f"<u{size}")[..., 0]
+
+
+def _fill_high(high: NDArray[np.uint32], by_group: NDArray[np.uint32]) -> None:
+    """Joins the high bits of 4 groups at a time: [tile][block][row][c][half][word]"""
+    for half, word in product(range(high.shape[4]), range(high.shape[5])):
+        joined = np.zeros((*by_group.shape[1:-1], 2), np.uint64)
+        for g, part in enumerate(by_group[HALF_GROUPS * half : HALF_GROUPS * (half + 1)]):
+            bits = part.view(np.uint64) & _PAIRS << np.uint64(2 * word)
+            move = 2 * (g - word)
+            bits = bits << np.uint64(move) if move > 0 else bits >> np.uint64(-move)
+            joined |= bits
+        high[:, :, :, :, half, word] = joined.view("<u4")
 
 
 def _read(blocks: NDArray[np.void], rows: QuantRows) -> None:

@@ -97,6 +97,9 @@ class CpuFollower:
     def give(self, logits: SharedMemory) -> None:
         """Lane 0 has all logits."""
 
+    def stamp(self, kernel: bytes, stages: int, first: int, passes: int, waits: SharedMemory) -> None:
+        raise NotImplementedError("lanes on a CPU do not measure their waits")
+
     def copy(self, source: int, destination: int, tokens: int) -> None:
         self._caches[destination].take(self._caches[source], tokens)
 

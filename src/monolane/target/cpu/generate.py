@@ -54,6 +54,7 @@ TABLE_ZERO = 128  # added to the values of a table, so that codes are unsigned
 def _formats(program: Program) -> list[str]:
     """A type for each low-bit format of the program, and for each stage the format of its weights."""
     matrices = [stage.matrix for stage in program.projections] + ([program.table] if program.table else [])
+    has_bf16 = not all(stage.matrix.format.is_low_bit for stage in program.projections)
     used = dict.fromkeys(matrix.format.name for matrix in matrices if matrix.format.is_low_bit)
     numbers = {name: number for number, name in enumerate(used, 1)}
     rows = []
@@ -82,6 +83,7 @@ def _formats(program: Program) -> list[str]:
         "  bool goes_on;  // the next stage continues this one: there is no hand-off between them",
         "};",
         f"constexpr int kBf16 = 0, kFormats = {len(used)};",
+        f"constexpr bool kHasBf16 = {str(has_bf16).lower()};  // whether any projection is bf16",
         f"constexpr Weights kStageWeights[] = {braces(rows)};",
         f"constexpr Weights kHeadWeights = kStageWeights[{program.stages.index(program.head)}];",
         f"constexpr int kTableFormat = {numbers.get(table.format.name, 0) if table else 0};",

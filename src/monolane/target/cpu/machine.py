@@ -20,6 +20,7 @@ class VectorLevel:
 _AVX2 = ("avx2", "fma", "bmi2", "f16c")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 _VNNI = ("avx512vnni",)  # products of 8-bit integers
+_DOTPROD = ("-march=armv8.2-a+dotprod",)  # the same on ARM
 
 
 @cache
@@ -35,13 +36,18 @@ def vector_level() -> VectorLevel:
         if have.issuperset(_AVX2):
             return VectorLevel("avx2", tuple(f"-m{flag}" for flag in _AVX2))
         return VectorLevel("sse2", ())
-    return VectorLevel("neon" if machine in ("arm64", "aarch64") else "portable", ())
+    if machine in ("arm64", "aarch64"):
+        # Every ARM processor of a Mac has them.
+        if platform.system() == "Darwin" or "asimddp" in _processor_flags():
+            return VectorLevel("dotprod", _DOTPROD)
+        return VectorLevel("neon", ())
+    return VectorLevel("portable", ())
 
 
 def _processor_flags() -> set[str]:
     if platform.system() == "Linux":
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
+            if line.startswith(("flags", "Features")):  # x86, ARM
                 return set(line.split(":", 1)[1].split())
     if platform.system() == "Darwin":
         import subprocess

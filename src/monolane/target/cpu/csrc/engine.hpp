@@ -8,7 +8,6 @@
 #pragma once
 #include <condition_variable>
 #include <mutex>
-#include <string>
 #if defined(__linux__)
 #include <pthread.h>
 #include <sched.h>

@@ -37,6 +37,13 @@ inline void widen(const uint8_t* codes, F16 (&out)[2]) {
     const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * i)));
     part[i] = _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80))));
   }
+#elif defined(__aarch64__)
+  float* p = reinterpret_cast<float*>(out);
+  for (int i = 0; i < 4; i++) {
+    const int16x8_t halves = vandq_s16(vshll_n_s8(vreinterpret_s8_u8(vld1_u8(codes + 8 * i)), 7), vdupq_n_s16(static_cast<int16_t>(0xbf80)));
+    vst1q_f32(p + 8 * i, vcvt_f32_f16(vreinterpret_f16_s16(vget_low_s16(halves))));
+    vst1q_f32(p + 8 * i + 4, vcvt_high_f32_f16(vreinterpretq_f16_s16(halves)));
+  }
 #else
   typedef int8_t I8 __attribute__((vector_size(16)));
   for (int i = 0; i < 2; i++) {

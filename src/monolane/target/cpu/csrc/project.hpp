@@ -168,7 +168,7 @@ inline void project(Worker& worker, const Stage& stage, const Weights& weights, 
     }
   };
   Groups groups(lane, stage, pass, first);
-  if (weights.format == kBf16) {
+  if (kHasBf16 && weights.format == kBf16) {
     if (!sums_experts(stage)) prepare(worker, stage, pass, first);
     const int stride = round_up(stage.cols, kKBlock);
     while (groups.next(group)) {

@@ -3,6 +3,8 @@
 #pragma once
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "state.hpp"
@@ -12,7 +14,7 @@ namespace monolane {
 constexpr float kLargest = 127 * 128, kSmallest = 1e-30f;
 
 struct alignas(64) InputUnit {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
   int8_t high[2][64], low[2][64];  // value = high * 128 + low
 #else
   int16_t values[2][64];
@@ -26,6 +28,20 @@ static_assert(sizeof(InputUnit) <= kUnitBytes, "Worker::units has room for them"
 #if defined(__AVX512F__)
 inline uint32_t largest(U16 v) { return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(v)); }
 inline int32_t sum(I16 v) { return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v)); }
+#elif defined(__ARM_FEATURE_DOTPROD)
+inline int32x4_t part_of(const I16& v, int i) { return vld1q_s32(reinterpret_cast<const int32_t*>(&v) + 4 * i); }
+inline uint32_t largest(U16 v) {
+  const uint32_t* p = reinterpret_cast<const uint32_t*>(&v);
+  return vmaxvq_u32(vmaxq_u32(vmaxq_u32(vld1q_u32(p), vld1q_u32(p + 4)), vmaxq_u32(vld1q_u32(p + 8), vld1q_u32(p + 12))));
+}
+inline int32_t sum(I16 v) {
+  return vaddvq_s32(vaddq_s32(vaddq_s32(part_of(v, 0), part_of(v, 1)), vaddq_s32(part_of(v, 2), part_of(v, 3))));
+}
+inline int8x16_t narrow(const I16& v) {
+  const int16x8_t first = vcombine_s16(vmovn_s32(part_of(v, 0)), vmovn_s32(part_of(v, 1)));
+  const int16x8_t last = vcombine_s16(vmovn_s32(part_of(v, 2)), vmovn_s32(part_of(v, 3)));
+  return vcombine_s8(vmovn_s16(first), vmovn_s16(last));
+}
 #else
 inline uint32_t largest(U16 v) {
   uint32_t found = 0;
@@ -52,6 +68,20 @@ inline void store_words(InputUnit& unit, const I16 (*v)[kUnitGroups]) {
     }
     _mm512_store_si512(unit.high[half], _mm512_permutexvar_epi32(order, _mm512_load_si512(high)));
     _mm512_store_si512(unit.low[half], _mm512_permutexvar_epi32(order, _mm512_load_si512(low)));
+  }
+#elif defined(__ARM_FEATURE_DOTPROD)
+  for (int half = 0; half < 2; half++) {
+    alignas(16) int8_t high[kUnitGroups][16], low[kUnitGroups][16];
+    for (int g = 0; g < kUnitGroups; g++) {
+      const I16 upper = (v[half][g] + 64) >> 7;
+      vst1q_s8(high[g], narrow(upper));
+      vst1q_s8(low[g], narrow(v[half][g] - (upper << 7)));
+    }
+    const int32x4x4_t high_words = vld4q_s32(reinterpret_cast<const int32_t*>(high)), low_words = vld4q_s32(reinterpret_cast<const int32_t*>(low));
+    for (int c = 0; c < 4; c++) {
+      vst1q_s8(unit.high[half] + 16 * c, vreinterpretq_s8_s32(high_words.val[c]));
+      vst1q_s8(unit.low[half] + 16 * c, vreinterpretq_s8_s32(low_words.val[c]));
+    }
   }
 #else
   for (int half = 0; half < 2; half++)

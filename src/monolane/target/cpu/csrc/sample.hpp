@@ -7,10 +7,8 @@
 // logits in steps of 2^-20. The distance of a token is the highest fixed-point logit minus its fixed-point logit.
 #pragma once
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -18,6 +16,9 @@
 #include "state.hpp"
 
 namespace monolane {
+
+// Bits of a number without its leading zeros.
+inline int bit_width(uint64_t number) { return number ? 64 - __builtin_clzll(number) : 0; }
 
 struct Stuck {};  // thrown where a hand-off fails because a worker is stuck
 
@@ -87,7 +88,7 @@ class Likeliest {
     }
     ordered_ = tops_;
     const size_t place = std::min<size_t>(wanted, ordered_.size()) - 1;
-    std::nth_element(ordered_.begin(), ordered_.begin() + place, ordered_.end(), std::greater<>());
+    std::nth_element(ordered_.begin(), ordered_.begin() + place, ordered_.end(), [](int a, int b) { return a > b; });
     for (size_t stretch = 0; stretch < tops_.size(); stretch++) {
       if (tops_[stretch] < ordered_[place]) continue;
       if (count_ == wanted && tops_[stretch] <= fixed_logits_[count_ - 1]) continue;
@@ -307,7 +308,7 @@ class Sampler {
   int64_t min_p_bound(int64_t top) const {
     const Sampling& params = request_.sampling;
     if (!params.min_weight || !params.rate) return INT64_MIN;
-    const uint64_t halvings = kWeightBits + 2 - std::bit_width(params.min_weight);  // after so many halvings every weight is too light
+    const uint64_t halvings = kWeightBits + 2 - bit_width(params.min_weight);  // after so many halvings every weight is too light
     const int64_t distance = static_cast<int64_t>((halvings << kExponentBits) / params.rate);
     return distance < kDistanceLimit ? top - distance : INT64_MIN;
   }
@@ -346,7 +347,7 @@ class Sampler {
   int64_t border(Share& mine, const Common& all, int count, uint64_t needed) {
     int64_t distance = 0;
     uint64_t before = 0;
-    for (int shift = std::bit_width(static_cast<uint64_t>(all.top - all.lowest)); shift > 0;) {
+    for (int shift = bit_width(static_cast<uint64_t>(all.top - all.lowest)); shift > 0;) {
       shift = std::max(0, shift - kBucketBits);
       fill<kByWeight>(mine, count, all.top - distance, shift);
       const int64_t bucket = border_bucket(mine, needed, before);
