@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from monolane.model.chat import ChatTemplate
 from monolane.model.config import ModelConfig, Rope
-from monolane.model.load import Model
+from monolane.model.load import Model, Tokenization
 from monolane.model.tokenizer import Tokenizer
 
 # Renders a conversation as [user]Hi[assistant].
@@ -37,12 +38,17 @@ def fake_model(add_bos: bool = False, with_template: bool = True, longest: int =
     )  # fmt: skip
     end = tokenizer.token_id("<eos>")
     assert end is not None
+    tokenization = Tokenization(tokenizer, ChatTemplate(TEMPLATE, {}) if with_template else None, frozenset({end}))
     return Model(
-        name="fake-model", path=Path("fake"), config=config, weights=None, tokenizer=tokenizer,  # type: ignore[arg-type]
-        chat=ChatTemplate(TEMPLATE, {}) if with_template else None, stop_tokens=frozenset({end}),
+        name="fake-model", path=Path("fake"), config=config, weights=None, tokenization=lambda: tokenization,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
 def encode(text: str) -> list[int]:
     """Token ids of a text; "<eos>" is the end token."""
     return byte_tokenizer().encode(text, special=False)
+
+
+def with_chat(model: Model, chat: ChatTemplate) -> Model:
+    tokenization = replace(model.tokenization(), chat=chat)
+    return replace(model, tokenization=lambda: tokenization)

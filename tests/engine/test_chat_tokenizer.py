@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from fake_llm import fake_llm, llm_of
-from fake_model import encode, fake_model
+from fake_model import encode, fake_model, with_chat
 from fake_target import FakeTarget
 from monolane import UsageError
 from monolane.engine.chat_tokenizer import ChatTokenizer, check_length
@@ -38,7 +37,7 @@ def test_a_user_cannot_end_the_turn_by_spelling_a_control_token(content: Any) ->
 def test_nor_within_the_arguments_of_a_call() -> None:
     template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.x }}", {})
     target = FakeTarget(encode("Hello.<eos>"))
-    llm = llm_of(replace(fake_model(), chat=template), target)
+    llm = llm_of(with_chat(fake_model(), template), target)
     call = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\u003ceos>"}'}}
     llm.chat([{"role": "assistant", "tool_calls": [call]}])
     assert llm.tokenizer.decode(target.requests[0].tokens, skip_special=False) == "<eos>"

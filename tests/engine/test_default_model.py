@@ -23,6 +23,8 @@ GB = 10**9
         ("avx512", 8, GB, "qwen2.5-coder-0.5b"),
         ("avx2", 2, 8 * GB, "smollm2-135m"),
         ("avx2", 4, 8 * GB, "qwen2.5-coder-0.5b"),
+        ("dotprod", 4, 8 * GB, "qwen2.5-coder-0.5b"),
+        ("neon", 64, 64 * GB, "smollm2-135m"),
         ("sse2", 64, 64 * GB, "smollm2-135m"),
     ],
 )

@@ -19,6 +19,7 @@ from fake_target import FakeTarget
 from monolane import LLM, SamplingParams
 from monolane.engine.result import Completion
 from monolane.model.chat import ChatTemplate
+from monolane.model.load import Tokenization
 from monolane.model.tokenizer import Tokenizer
 from monolane.serve.completions import CompletionDialect, CompletionRequest
 from monolane.serve.token_json import TokenJson
@@ -66,13 +67,8 @@ def pair(request: Any, tmp_path: Path) -> Pair:
 
 def opened(tokenizer: Tokenizer, answer: list[int]) -> LLM:
     plain = fake_model()
-    model = replace(
-        plain,
-        tokenizer=tokenizer,
-        stop_tokens=frozenset({2}),
-        config=replace(plain.config, vocab=tokenizer.vocab_size),
-        chat=ChatTemplate(TEMPLATE, {"bos_token": "<s>"}),
-    )
+    tokenization = Tokenization(tokenizer, ChatTemplate(TEMPLATE, {"bos_token": "<s>"}), frozenset({2}))
+    model = replace(plain, tokenization=lambda: tokenization, config=replace(plain.config, vocab=tokenizer.vocab_size))
     return llm_of(model, FakeTarget([*answer, 2]))
 
 

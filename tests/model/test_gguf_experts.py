@@ -12,6 +12,7 @@ from tiny_models import GgufModel
 
 from monolane.errors import ModelFileError, UnsupportedModelError
 from monolane.model.gguf_weights import open_gguf
+from monolane.model.quantise import quantised
 from monolane.model.weights import check_weights, matrix_values
 from monolane.target import open_target
 
@@ -67,6 +68,10 @@ def test_experts_are_read_as_they_are_stored(tmp_path: Path, architecture: str, 
             np.testing.assert_array_equal(
                 weights.vector(f"layers.1.{name}"), model.values(f"blk.1.{stored}").reshape(-1)
             )
+    # --weights leaves what is low-bit as it is, and routers too.
+    eight = quantised(weights, "q8")
+    for name in ("layers.1.experts.up", "layers.1.router"):
+        assert eight.format(name) == weights.format(name)
     target = open_target(config, weights, device="interpreter", workers=1, context=32)
     assert np.isfinite(target.logits([1, 2, 3])).all()
 

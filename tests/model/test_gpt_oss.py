@@ -17,7 +17,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from monolane.errors import ModelFileError
 from monolane.model.huggingface import open_folder
-from monolane.model.weights import check_weights, matrix_values
+from monolane.model.quantise import Q8, quantised
+from monolane.model.weights import check_weights, expected_shapes, matrix_values
 from monolane.target import open_target
 from random_models import MIXTURES, random_model
 
@@ -41,8 +42,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NDArray[n
         plain[name] = convert_moe_packed_tensors(blocks, scales).contiguous()
     config = json.loads((model.folder / "config.json").read_text())
     (twin / "config.json").write_text(json.dumps(config))
-    quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (mine / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
+    scheme = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (mine / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
     save_file(tensors, mine / "model.safetensors")
     save_file(plain, twin / "model.safetensors", metadata={"format": "pt"})
     judge = transformers.AutoModelForCausalLM.from_pretrained(
@@ -70,6 +71,21 @@ def test_mxfp4_is_read_as_it_is_stored(published: Any) -> None:
         np.testing.assert_array_equal(matrix_values(weights, name, 0, len(rows)), rows)
         np.testing.assert_array_equal(matrix_values(weights, name, 7, 130), rows[7:130])
     assert weights.widened == ()
+
+
+def test_with_weights_q8_experts_stay_and_the_rest_is_quantised(published: Any) -> None:
+    folder, _, _ = published
+    config, stored = open_folder(folder)
+    weights = quantised(stored, "q8")
+    for name, shape in expected_shapes(config):
+        if len(shape) == 2:
+            kept = ".experts." in name or name.endswith("router")
+            assert weights.format(name) == (stored.format(name) if kept else Q8), name
+    ours, theirs = (matrix_values(each, "layers.1.experts.down", 0, 100) for each in (weights, stored))
+    np.testing.assert_array_equal(ours, theirs)
+    target = open_target(config, weights, device="cpu", workers=2, context=32)
+    assert np.isfinite(target.logits([1, 2, 3])).all()
+    target.close()
 
 
 @pytest.mark.parametrize(("device", "workers"), [("interpreter", 2), ("cpu", 3)])

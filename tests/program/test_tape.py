@@ -68,7 +68,7 @@ def load(weights: Watched, workers: int = 2, layout: Layout = LAYOUT) -> Tape:
 
 def finish_keeping() -> None:
     for thread in threading.enumerate():
-        if thread.name == "keep tape":
+        if thread.name.startswith("keep tape"):
             thread.join()
 
 

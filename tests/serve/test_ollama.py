@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import ollama
@@ -11,7 +10,7 @@ import pytest
 from running import Running, running, until
 from tool_engines import TEMPLATES, WEATHER
 
-from fake_model import TEMPLATE, encode, fake_model
+from fake_model import TEMPLATE, encode, fake_model, with_chat
 from monolane.model.chat import ChatTemplate
 from monolane.serve.thinking import ThinkingParser
 from synthetic_engine import synthetic_engine
@@ -32,7 +31,7 @@ def ollama_client(server: Running) -> ollama.Client:
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[Running]:
     """One that thinks, then calls a function."""
-    model = replace(fake_model(), chat=ChatTemplate("{# enable_thinking #}" + TEMPLATES["hermes"], {}))
+    model = with_chat(fake_model(), ChatTemplate("{# enable_thinking #}" + TEMPLATES["hermes"], {}))
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
     answer = f"<think>\nHm, Paris.\n</think>\n\nLet me see.\n{call}<eos>"
     with running(engine=synthetic_engine(model=model, answer=answer, context=4096)) as server:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from fake_model import fake_model
+from fake_model import fake_model, with_chat
 from monolane.engine.async_engine import AsyncEngine
 from monolane.model.chat import ChatTemplate
 from synthetic_engine import synthetic_engine
@@ -36,5 +35,5 @@ CALLS = {
 
 
 def tool_engine(style: str, answer: str, context: int = 4096) -> AsyncEngine:
-    model = replace(fake_model(), chat=ChatTemplate(TEMPLATES[style], {}))
+    model = with_chat(fake_model(), ChatTemplate(TEMPLATES[style], {}))
     return synthetic_engine(model=model, answer=answer + "<eos>", context=context)

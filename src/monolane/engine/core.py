@@ -201,10 +201,10 @@ class ProgressMessages:
 
 def _load(progress: Progress, path: Path, **options: Any) -> Loaded:
     from monolane.engine.grammar import grammar_maker
-    from monolane.model.load import load_model
+    from monolane.model.load import start_loading
     from monolane.target import open_target
 
-    model = load_model(path)
+    model = start_loading(path)
     target = open_target(model.config, model.weights, progress=progress, **options)
     return target, grammar_maker(model.tokenizer, model.stop_tokens, model.config.vocab)
 

@@ -26,7 +26,7 @@ FAST_ENOUGH = 20  # tokens per second: faster than people read
 CODERS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")  # the best first
 SMALLEST = "smollm2-135m"
 # Bytes of low-bit weights that a core gets through per second: a round estimate, half of it for half as wide vectors.
-PER_CORE = {"avx512vnni": 5e9, "avx512": 5e9, "avx2": 2.5e9, "neon": 2.5e9}
+PER_CORE = {"avx512vnni": 5e9, "avx512": 5e9, "avx2": 2.5e9, "dotprod": 2.5e9}
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,11 @@ class LLM:
             progress=progress,
         )
         self._session = Session(target)
+        try:
+            self.model.tokenization()  # what is wrong with it is raised now, not with the first answer
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def target(self) -> Target:
@@ -131,9 +136,9 @@ class LLM:
 
 def _load(spec: str | Path, progress: Progress | None) -> Model:
     from monolane.model.fetch import resolve
-    from monolane.model.load import load_model
+    from monolane.model.load import start_loading
 
-    return load_model(resolve(str(spec), progress), progress)
+    return start_loading(resolve(str(spec), progress), progress)
 
 
 def _finished(stream: Stream) -> Completion:

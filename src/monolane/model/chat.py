@@ -48,6 +48,9 @@ class Rendering:
         return last["role"] == "assistant" and not last.get("tool_calls")
 
 
+_USUAL = Rendering()
+
+
 class ChatTemplate:
     """A model's chat template. It is compiled at its first use, so that a broken one does not prevent completion."""
 
@@ -62,7 +65,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, object]],
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
-        how: Rendering = Rendering(),  # noqa: B008 - it is frozen
+        how: Rendering = _USUAL,
         protect: Callable[[Any], Any] = lambda plain: plain,
     ) -> str:
         """The prompt for ``messages`` as an OpenAI client sends them, special tokens included.

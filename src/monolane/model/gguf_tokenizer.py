@@ -93,8 +93,8 @@ class _Vocabulary:
         return cls(tokens, types, ids)
 
 
-def build_from_gguf(metadata: Mapping[str, object]) -> tuple[tokenizers.Tokenizer, dict[str, str], bool, bool]:
-    """The tokenizer, its special tokens by role, and whether ``encode`` adds BOS and EOS."""
+def build_from_gguf(metadata: Mapping[str, object]) -> tuple[tokenizers.Tokenizer, dict[str, str], bool, bool, int]:
+    """The tokenizer, its special tokens by role, whether ``encode`` adds BOS and EOS, and its number of tokens."""
     kind = metadata.get(_KEY + "model")
     if kind is None:
         raise ModelFileError("The GGUF file carries no tokenizer (tokenizer.ggml.model is missing).", _REFETCH)
@@ -117,7 +117,7 @@ def build_from_gguf(metadata: Mapping[str, object]) -> tuple[tokenizers.Tokenize
     roles = _special_tokens(metadata, vocabulary)
     _mark_special(backend, vocabulary, roles)
     add_bos = _flag(metadata, "add_bos_token", default=add_bos)
-    return backend, roles, add_bos, _flag(metadata, "add_eos_token", default=False)
+    return backend, roles, add_bos, _flag(metadata, "add_eos_token", default=False), len(vocabulary.tokens)
 
 
 def _byte_level(vocabulary: _Vocabulary, merges: list[tuple[str, str]], words: _Words) -> tokenizers.Tokenizer:

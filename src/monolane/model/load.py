@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,15 @@ _ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|retu
 
 
 @dataclass(frozen=True)
+class Tokenization:
+    """How text becomes a model's tokens, and when its answers end."""
+
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None = None
+    stop_tokens: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Model:
     """A model whose config, weights and tokenizer fit each other. No weights are in memory yet."""
 
@@ -36,17 +46,42 @@ class Model:
     path: Path
     config: ModelConfig
     weights: Weights
-    tokenizer: Tokenizer
-    chat: ChatTemplate | None
-    stop_tokens: frozenset[int]
+    tokenization: Callable[[], Tokenization]  # may wait until it is there
     dtype: str = "bf16"  # the usual name of what the weights are stored as: bf16, q4_k_m, q8_0, …
     sampling: SuggestedSampling = field(default_factory=SuggestedSampling)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.tokenization().tokenizer
+
+    @property
+    def chat(self) -> ChatTemplate | None:
+        return self.tokenization().chat
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        return self.tokenization().stop_tokens
 
 
 def load_model(path: Path, progress: Progress | None = None) -> Model:
     """The model in a Hugging Face folder or a GGUF file. ``progress`` gets a note on keys of the config that are
     ignored."""
+    model = start_loading(path, progress)
+    model.tokenization()
+    return model
+
+
+def start_loading(path: Path, progress: Progress | None = None) -> Model:
+    """The same, but its tokenizer is made meanwhile: it may take as long as a kernel takes to start compiling. What is
+    wrong with it is raised where it is used."""
     return _load_gguf(path, progress) if _is_gguf(path) else _load_folder(path, progress)
+
+
+def _meanwhile(make: Callable[[], Tokenization]) -> Callable[[], Tokenization]:
+    worker = ThreadPoolExecutor(1, "tokenizer")
+    made = worker.submit(make)
+    worker.shutdown(wait=False)
+    return made.result
 
 
 def load_config(path: Path, progress: Progress | None = None) -> ModelConfig:
@@ -83,15 +118,18 @@ def _is_gguf(path: Path) -> bool:
 def _load_folder(folder: Path, progress: Progress | None) -> Model:
     config, weights = open_folder(folder, progress)
     check_weights(config, weights)
-    tokenizer_config = _read_if_there(folder / "tokenizer_config.json")
-    tokenizer = Tokenizer.from_file(folder / "tokenizer.json", tokenizer_config)
-    _check_vocabulary(tokenizer, config, folder)
-    chat = chat_template_from_folder(folder, tokenizer_config)
-    stops = _folder_ends(folder, config, tokenizer)
+
+    def make() -> Tokenization:
+        tokenizer_config = _read_if_there(folder / "tokenizer_config.json")
+        tokenizer = Tokenizer.from_file(folder / "tokenizer.json", tokenizer_config)
+        _check_vocabulary(tokenizer, config, folder)
+        chat = chat_template_from_folder(folder, tokenizer_config)
+        return Tokenization(tokenizer, chat, frozenset(_folder_ends(folder, config, tokenizer)))
+
     stored = weights.stored if isinstance(weights, JoinedExperts) else weights
     dtype = stored.dtype if isinstance(stored, QuantisedFolder | GptOssWeights) else "bf16"
     sampling = sampling_of_config(_read_if_there(folder / "generation_config.json"), folder / "generation_config.json")
-    return Model(folder.resolve().name, folder, config, weights, tokenizer, chat, frozenset(stops), dtype, sampling)
+    return Model(folder.resolve().name, folder, config, weights, _meanwhile(make), dtype, sampling)
 
 
 def _folder_ends(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> set[int]:
@@ -111,16 +149,20 @@ def _folder_ends(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> set
 def _load_gguf(path: Path, progress: Progress | None) -> Model:
     config, weights, metadata = open_gguf(path, progress)
     check_weights(config, weights)
-    tokenizer = Tokenizer.from_gguf(metadata)
-    _check_vocabulary(tokenizer, config, path)
-    named = [metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")]
-    known = [tokenizer.token_id(text) for text in _ENDS]
-    controls = [token for token in known if token is not None and tokenizer.is_special(token)]
-    stops = _checked_ids([*named, *controls], config, path)
-    source = metadata.get("tokenizer.chat_template")
-    chat = ChatTemplate(source, tokenizer.special_tokens) if isinstance(source, str) else None
+
+    def make() -> Tokenization:
+        tokenizer = Tokenizer.from_gguf(metadata)
+        _check_vocabulary(tokenizer, config, path)
+        named = [metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")]
+        known = [tokenizer.token_id(text) for text in _ENDS]
+        controls = [token for token in known if token is not None and tokenizer.is_special(token)]
+        stops = _checked_ids([*named, *controls], config, path)
+        source = metadata.get("tokenizer.chat_template")
+        chat = ChatTemplate(source, tokenizer.special_tokens) if isinstance(source, str) else None
+        return Tokenization(tokenizer, chat, frozenset(stops))
+
     sampling = sampling_of_metadata(metadata, path)
-    return Model(path.stem, path, config, weights, tokenizer, chat, frozenset(stops), file_type(metadata), sampling)
+    return Model(path.stem, path, config, weights, _meanwhile(make), file_type(metadata), sampling)
 
 
 def _read_if_there(path: Path) -> dict[str, object]:

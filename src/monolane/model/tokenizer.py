@@ -31,16 +31,20 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         add_bos: bool | None = None,
         add_eos: bool | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         """``special_tokens`` maps roles ("bos_token", "eos_token", …) to token strings. ``add_bos`` and ``add_eos``
-        say whether ``encode`` adds these tokens to a text; None leaves that to the backend's own post-processor."""
+        say whether ``encode`` adds these tokens to a text; None leaves that to the backend's own post-processor.
+        ``vocab_size``: where it is known, the backend need not list its vocabulary, which takes some 0.2 s."""
         self._backend = backend
         self._backend.no_truncation()
         self._backend.no_padding()
         self._spelling = Spelling.of_decoder(backend.decoder)
         self._added: dict[int, tokenizers.AddedToken] = backend.get_added_tokens_decoder()
         self.special_tokens = dict(special_tokens)
-        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if vocab_size is None:
+            vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = vocab_size
         if add_bos is not None or add_eos is not None:
             self._surround(add_bos, add_eos)
 

@@ -95,12 +95,12 @@ def allocate_part(tape: Tape, stages: range | None, allocate: Allocate) -> Tape:
     return replace(tape, workers=tuple(allocate(size) for size in sizes), table=table, stages=stages)
 
 
-def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None) -> None:
-    """Fill a tape with the model's weights, on all processors, in steps of PACK_BYTES."""
+def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None, spare: int = 0) -> None:
+    """Fill a tape with the model's weights, on all processors but ``spare``, in steps of PACK_BYTES."""
     # glibc gives larger blocks back to the system when they are freed, and the next ones come page by page: that was
     # more than half of the time. Once a block of this size has been freed, those up to it are kept.
     np.empty(KEPT_BYTES, np.uint8)
-    threads = os.cpu_count() or 1
+    threads = max(1, (os.cpu_count() or 1) - spare)
     with ThreadPoolExecutor(threads, "pack") as pool:
         pending: deque[Future[int]] = deque()  # a model with experts has hundreds of thousands of steps
 

@@ -10,10 +10,9 @@ import hashlib
 import itertools
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -46,14 +45,16 @@ ABANDONED_S = 3600.0  # a temporary file that is older was left by a process tha
 
 
 def load_lanes(
-    plan: Plan, weights: Weights, config: ModelConfig, allocate: Allocate, progress: Progress
+    plan: Plan, weights: Weights, config: ModelConfig, allocate: Allocate, progress: Progress, spare: int = 0
 ) -> tuple[Tape, ...]:
-    """The tapes of all lanes of a plan. The first has the embedding table."""
+    """The tapes of all lanes of a plan. The first has the embedding table. ``spare``: processors that packing leaves to
+    others."""
     sources = _sources(plan, weights, config)
     tapes = [allocate_tape(plan, source, allocate, has_table=lane == 0) for lane, source in enumerate(sources)]
     with bar(progress, sum(_size(tape) for tape in tapes), "loading"):
         for tape, source in zip(tapes, sources, strict=True):
-            _load(tape, source, progress)
+            with _Keeper(plan, _size(tape), source) as keeper:
+                keeper.fill(tape, progress, spare)
     return tuple(tapes)
 
 
@@ -68,7 +69,7 @@ def stream_lanes(
     with bar(progress, len(left) * plan.resident_bytes + sum(_size(tape) for tape in left), "loading"):
         for lane, (tape, source) in enumerate(zip(left, sources, strict=True)):
             memory = _Reused()
-            with _Keeper(tape, source) as keeper:
+            with _Keeper(plan, plan.resident_bytes + _size(tape), source) as keeper:
                 for stages in _parts(plan):
                     part = allocate_part(tape, stages, memory.again())
                     keeper.fill(part, progress)
@@ -117,62 +118,57 @@ class _Reused:
 
 
 class _Keeper:
-    """Fills the parts of a tape in order: from the file that was kept, else from the weights, which are kept then."""
+    """Fills the parts of a tape in order: from the file that was kept, else from the weights. Then a thread writes the
+    file meanwhile. That a file cannot be written is not reported: the next start packs the tape again."""
 
-    def __init__(self, left: Tape, weights: Weights) -> None:
-        """``left``: what the parts leave, with the table."""
+    def __init__(self, plan: Plan, size: int, weights: Weights) -> None:
+        """``size``: bytes of the whole tape with its table."""
         self._weights = weights
-        self._path = _path(left.plan, weights) if weights.converted else None
-        size = left.plan.resident_bytes + _size(left)
+        self._path = _path(plan, weights) if weights.converted else None
+        self._kept = KEPT * plan.program.lanes
         self._reads = bool(self._path and self._path.exists() and self._path.stat().st_size == size)
-        self._keeps = self._path is not None and not self._reads and _has_room(size)
-        self._kept = KEPT * left.plan.program.lanes
-        self._file: BinaryIO | None = None
+        self._keeps = self._path is not None and _has_room(size)
         self._stack = ExitStack()
+        self._file: BinaryIO | None = None
+        # Its thread is no daemon: a program that ends right away waits for it, and leaves a complete file.
+        self._writer = ThreadPoolExecutor(1, "keep tape")
+        self._writing: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if error[0] is None:  # the file goes to the disk meanwhile
-            threading.Thread(target=self._end, args=error, name="keep tape").start()
-        else:
-            self._end(*error)
+        if self._writing:
+            self._writer.submit(self._end, *error)
+        self._writer.shutdown(wait=error[0] is not None)
+
+    def fill(self, part: Tape, progress: Progress, spare: int = 0) -> None:
+        if self._writing:
+            self._writing.result()  # the memory of the part before may be that of this one
+        pieces = sorted(_pieces(part), key=lambda piece: piece[0])
+        if self._path and self._reads and _read(self._path, pieces, progress):
+            self._keeps = False
+            return
+        self._reads = False
+        pack_tape(part, self._weights, progress.advance, spare)
+        if self._path and self._keeps:
+            self._writing = self._writer.submit(self._write, self._path, pieces)
+
+    def _write(self, path: Path, pieces: list[tuple[int, Bytes]]) -> None:
+        try:
+            if self._file is None:
+                _make_room(path.parent, self._kept)
+                self._file = self._stack.enter_context(atomic_write(path))
+            for _, piece in pieces:
+                self._file.write(piece.data)
+        except (OSError, MonolaneError) as error:
+            self._keeps = False
+            self._end(type(error), error, None)
 
     def _end(self, *error: Any) -> None:
-        with suppress(OSError, MonolaneError):  # the next start packs the tape again
+        """Gives the file its name, or deletes it where there was an error."""
+        with suppress(OSError, MonolaneError):
             self._stack.__exit__(*error)
-
-    def fill(self, part: Tape, progress: Progress) -> None:
-        pieces = list(_pieces(part))
-        if self._path and self._reads:
-            self._reads = _read(self._path, pieces, progress)
-            if self._reads:
-                return
-        pack_tape(part, self._weights, progress.advance)
-        if self._path and self._keeps:
-            try:
-                if self._file is None:
-                    _make_room(self._path.parent, self._kept)
-                    self._file = self._stack.enter_context(atomic_write(self._path))
-                for _, piece in sorted(pieces, key=lambda item: item[0]):
-                    self._file.write(piece.data)
-            except (OSError, MonolaneError) as error:
-                self._keeps = False
-                self._end(type(error), error, None)
-
-
-def _load(tape: Tape, weights: Weights, progress: Progress) -> None:
-    """Fill a tape: from the cache where it was kept, else from the weights."""
-    pieces, size = list(_pieces(tape)), _size(tape)
-    path = _path(tape.plan, weights) if weights.converted else None
-    if path and path.exists() and path.stat().st_size == size and _read(path, pieces, progress):
-        return
-    pack_tape(tape, weights, progress.advance)
-    if path and _has_room(size):
-        # Not a daemon thread: a program that ends right away waits for it, and leaves a complete file.
-        kept = KEPT * tape.plan.program.lanes
-        threading.Thread(target=_keep, args=(path, pieces, kept), name="keep tape").start()
 
 
 def _size(tape: Tape) -> int:
@@ -220,17 +216,6 @@ def _read(path: Path, pieces: list[tuple[int, Bytes]], progress: Progress) -> bo
     except (OSError, EOFError):
         return False
     return True
-
-
-def _keep(path: Path, pieces: list[tuple[int, Bytes]], kept: int) -> None:
-    """Write the file, one of ``kept`` that stay. A failure is not reported: the next start packs the tape again."""
-    try:
-        _make_room(path.parent, kept)
-        with atomic_write(path) as file:
-            for _, piece in sorted(pieces, key=lambda item: item[0]):
-                file.write(piece.data)
-    except (OSError, MonolaneError):
-        pass
 
 
 def _make_room(folder: Path, kept: int) -> None:

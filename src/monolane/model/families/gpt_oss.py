@@ -114,7 +114,7 @@ class GptOssWeights(StoredWeights):
     @property
     def dtype(self) -> str:
         """What people call the format."""
-        return "mxfp4" if any(name.endswith("_blocks") for name in self._tensors) else "bf16"
+        return "mxfp4+bf16" if any(name.endswith("_blocks") for name in self._tensors) else "bf16"
 
     @property
     def widened(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False, None),
     "per_layer_config": ({}, None),  # would give layers different shapes, or leave parts out
     "attention_chunk_size": (None,),
-    "num_kv_shared_layers": (0, None),
+    "kv_sharing_modes": (None,),  # layers would read the keys and values of others
     "number_of_conv_states": (1, None),
     "default_rope_type": ("default",),
     "attribute_map": ({},),  # would read one key in place of another
