@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from emulated import EmulatedTarget
+from emulated_gpu import open_emulated_gpu
 from numpy.typing import NDArray
 
 from low_bit import LowBitWeights
-from monolane.errors import UnsupportedModelError
+from monolane.errors import TargetError
 from monolane.model.format import FORMATS
+from monolane.program.sample import Sampling
 from monolane.target import open_target
+from monolane.target.base import Request
 from monolane.target.cuda import generate
-from monolane.target.cuda.opening import cuda_plan
+from monolane.target.cuda.layers import numbered_stages
 from monolane.target.cuda.shared_memory import shared_memory
 from random_models import MIXTURES, Case, RandomModel, random_model
 from thorough import seldom, thorough
@@ -76,6 +82,19 @@ def test_experts_in_low_bit_formats_are_those_of_the_interpreter(formats: tuple[
     check(EmulatedTarget(model.config, weights, 4), model.tokens, exact.logits(model.tokens))
 
 
+@pytest.mark.parametrize(
+    ("name", "extra", "workers"),
+    [
+        ("gpt-oss", {}, 5),
+        seldom("qwen2-moe-shared", {"num_experts_per_tok": 2}, 40),  # some workers have no tile of a stage
+        seldom("qwen3-moe", {}, 4),
+    ],
+)
+def test_two_lanes_have_a_part_of_every_expert(name: str, extra: dict[str, Any], workers: int) -> None:
+    model = mixture(name, **extra)
+    check(EmulatedTarget(model.config, model.weights, workers, lanes=2), model.tokens, model.logits)
+
+
 @thorough
 def test_inputs_that_shared_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "shared_memory", lambda *given: replace(shared_memory(*given), prefill_cols=0))
@@ -96,6 +115,41 @@ def test_workers_and_delays_change_no_bit() -> None:
     np.testing.assert_array_equal(found[0], found[2])
 
 
-def test_layers_without_experts_among_others_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match="only some of its layers"):
-        cuda_plan(random_model(BY_NAME["qwen3-moe"], 300).config, 132)
+@pytest.mark.parametrize(
+    ("name", "workers", "lanes"),
+    [
+        ("qwen3-moe", 4, 1),
+        seldom("qwen2-moe-shared", 30, 1),
+        seldom("qwen3-moe", 5, 2),
+    ],
+)
+def test_some_layers_have_experts_and_the_others_do_not(name: str, workers: int, lanes: int) -> None:
+    model = random_model(BY_NAME[name], TOKENS)
+    assert model.config.experts is not None
+    assert set(model.config.experts.layers) == {True, False}
+    check(EmulatedTarget(model.config, model.weights, workers, lanes=lanes), model.tokens, model.logits)
+
+
+@thorough
+def test_a_layer_without_experts_has_no_router_in_a_trace_and_a_stuck_worker_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What it imports needs the CUDA packages.
+    from emulated_apart import opened_apart
+
+    model = random_model(BY_NAME["qwen3-moe"], TOKENS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))  # of the other lane's process
+    with opened_apart(model.config, model.weights, 2) as target:
+        stages = target.program.begun
+        stamps = target.trace(Request(model.tokens[:4], 0, 6, frozenset(), Sampling()), 1, 2)
+        assert stamps.shape[2] == len(stages)
+        ends = stamps[..., 2].max(1).reshape(-1)  # of all stages, one after the other
+        assert (ends > 0).all()
+        assert (np.diff(ends) >= 0).all()
+    # The last layer has experts, and the one before has none: numbers count the stages that it skips.
+    router = numbered_stages(target.program).index(next(stage for stage in reversed(stages) if stage.name == "router"))
+    with closing(open_emulated_gpu(model.config, model.weights, 64, stall=(1, router, 20))) as target:
+        target.launcher.launch.deadline_ns, target.silent_s = 5_000_000_000, 60.0
+        with pytest.raises(TargetError, match="at stage 'router' of layer 2"):
+            for _ in target.run(Request(model.tokens[:4], 0, 6, frozenset(), Sampling())):
+                pass

@@ -100,10 +100,11 @@ def test_processes_give_the_tokens_of_lanes_together() -> None:
         assert facts(token for batch in target.run(requests(model)[0]) for token in batch) == first
 
         waits = target.lane_waits(lane_faults.asked(6, prompt=2), 1, 3)
-        assert waits.shape == (3, 2, len(target.program.stages))
+        assert waits.shape == (3, 2, 2, len(target.program.stages))
         exchanging = [stage.name in ("o", "down", "combine", "sample") for stage in target.program.stages]
-        assert (waits.sum((0, 1))[~np.array(exchanging)] == 0).all()
-        assert waits.sum() > 0
+        assert (waits.sum((0, 1, 2))[~np.array(exchanging)] == 0).all()
+        assert (waits.sum((0, 2, 3)) > 0).all()  # of every lane
+        assert facts(token for batch in target.run(requests(model)[0]) for token in batch) == first
 
 
 def test_a_process_that_is_killed_ends_the_request_and_is_named() -> None:

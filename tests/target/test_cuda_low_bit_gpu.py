@@ -44,14 +44,14 @@ def test_columns_in_an_order_of_their_own(record_property: Callable[[str, object
 # Eight layers: q4_k_m has several kinds of them.
 REAL = {
     ("llama-3.2-1b", Q4_K_M): cut("llama-3.2-1b", 8, 5003),
-    ("llama-3.2-1b", "i8g32"): cut("llama-3.2-1b", 2),
+    ("llama-3.2-1b", "q8_0"): cut("llama-3.2-1b", 2),
     ("llama-3.1-8b", Q4_K_M): cut("llama-3.1-8b", 8, 5003),
     ("llama-3.1-8b", FP8): cut("llama-3.1-8b", 3, 5003),
     ("llama-3.2-1b", FP8): cut("llama-3.2-1b", 2),
     ("qwen2.5-coder-1.5b", FP8): cut("qwen2.5-coder-1.5b", 3, 5003),
     ("qwen2.5-coder-1.5b", Q4_K_M): cut("qwen2.5-coder-1.5b", 8, 5003),
-    ("qwen2.5-coder-1.5b", "u4g32m"): cut("qwen2.5-coder-1.5b", 3, 5003),
-    ("smollm2-135m", "i8g32"): cut("smollm2-135m", 4),
+    ("qwen2.5-coder-1.5b", "q4_1"): cut("qwen2.5-coder-1.5b", 3, 5003),
+    ("smollm2-135m", "q8_0"): cut("smollm2-135m", 4),
 }
 
 

@@ -41,7 +41,7 @@ def compile_with(folder: Path, source: Path, *flags: str) -> Path:
     if compiler is None:
         pytest.skip("no C++ compiler here")
     program = folder / source.stem
-    command = [*compiler.command, "-std=c++20", "-pthread", "-Wall", "-Wextra", f"-I{EMULATION.parent}", *flags]
+    command = [*compiler.command, "-std=c++17", "-pthread", "-Wall", "-Wextra", f"-I{EMULATION.parent}", *flags]
     done = subprocess.run([*command, str(source), "-o", str(program)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)

@@ -13,7 +13,6 @@ import transformers
 from numpy.typing import NDArray
 
 from low_bit import LowBitWeights
-from monolane.errors import UsageError
 from monolane.model.format import FORMATS
 from monolane.model.quantise import quantised
 from monolane.program import interpret
@@ -151,9 +150,3 @@ def test_routers_are_not_quantised() -> None:
     assert not weights.format("layers.1.router").is_low_bit
     assert weights.format("layers.1.experts.gate").is_low_bit
     assert weights.format("layers.1.shared.down").is_low_bit
-
-
-def test_what_is_not_there_yet_is_refused_by_name() -> None:
-    config = random_model(BY_NAME["gpt-oss"], 300).config
-    with pytest.raises(UsageError, match="lanes"):
-        plan_for(config, lanes=2)

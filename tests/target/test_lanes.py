@@ -17,12 +17,12 @@ from monolane.target.cpu.compiler import build, find_compiler
 from monolane.target.cpu.generate import generate
 from monolane.target.cpu.native import Library, Place
 from monolane.target.cpu.runtime import CpuTarget
-from random_models import CASES, RandomModel, random_model
+from random_models import CASES, MIXTURES, RandomModel, random_model
 from thorough import seldom
 
 TOLERANCE = 5e-5  # of fp32 sums in another order, where logits have a deviation of about 1
 DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.9, seed=3, repetition_penalty=1.1)
-BY_NAME = {case.name: case for case in CASES}
+BY_NAME = {case.name: case for case in (*CASES, *MIXTURES)}
 
 
 def opened(model: RandomModel, device: str = "cpu", workers: int = 2, lanes: int | None = None) -> Target:
@@ -44,6 +44,10 @@ DIVIDED = [
     ("qwen2-96", 4),  # 2 KV heads with 3 query heads each
     ("llama-96-biases", 3),
     ("mistral-64-alternating", 2),
+    ("gpt-oss", 2),  # experts with biases, sinks
+    ("qwen2-moe-shared", 3),  # layers with and without experts, a shared expert
+    ("qwen3-moe", 2),
+    ("mixtral", 4),
 ]
 
 
@@ -51,8 +55,8 @@ DIVIDED = [
     ("device", "name", "lanes"),
     [
         *(("interpreter", *case) for case in DIVIDED),
-        *(("cpu", *case) for case in DIVIDED[:2]),
-        *(seldom("cpu", *case) for case in DIVIDED[2:4]),
+        *(("cpu", *case) for case in (*DIVIDED[:2], *DIVIDED[6:7])),
+        *(seldom("cpu", *case) for case in (*DIVIDED[2:4], *DIVIDED[7:])),
     ],
 )
 def test_the_logits_are_those_of_transformers(device: str, name: str, lanes: int) -> None:

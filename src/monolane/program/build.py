@@ -99,8 +99,8 @@ def _feed_forward_buffers(shard: Shard) -> list[Buffer]:
     found = [] if experts and all(experts.layers) else [Buffer("gated", shard.ffn)]
     if experts is not None:
         found += [Buffer("routed", experts.count + bool(experts.shared_ffn))]
-        found += [Buffer("gated_experts", experts.chosen * experts.ffn)]
-        found += [Buffer("gated_shared", experts.shared_ffn)] if experts.shared_ffn else []
+        found += [Buffer("gated_experts", experts.chosen * shard.expert_ffn)]
+        found += [Buffer("gated_shared", shard.shared_ffn)] if experts.shared_ffn else []
     return found
 
 
@@ -168,7 +168,7 @@ class _Layer:
             "o",
             self.number,
             o,
-            Merge(window, self._vector("sinks", config.heads) if config.sinks else None),
+            Merge(window, self._vector("sinks", self.shard.heads) if config.sinks else None),
             Output.RESIDUAL,
             reads="partials",
             writes="stream_b",
@@ -189,16 +189,15 @@ class _Layer:
         scoring = Scoring.CHOSEN_SOFTMAX if experts.normalised else Scoring.SOFTMAX
         routing = Routing("routed", 0, experts.count, experts.chosen, scoring)
         always = Routing("routed", experts.count, 1, 1, Scoring.SIGMOID)
-        yield self._gate_up("experts.", experts.ffn, "gated_experts", experts.biased, experts.gate, routing)
-        if experts.shared_ffn:
-            yield replace(
-                self._gate_up("shared.", experts.shared_ffn, "gated_shared", False, routing=always), continues=True
-            )
-        yield self._down("experts.", experts.ffn, "gated_experts", experts.biased, routing)
-        if experts.shared_ffn:
-            yield replace(
-                self._down("shared.", experts.shared_ffn, "gated_shared", False), residual="stream_a", continues=True
-            )
+        ffn, shared_ffn = self.shard.expert_ffn, self.shard.shared_ffn
+        yield self._gate_up("experts.", ffn, "gated_experts", experts.biased, experts.gate, routing)
+        if shared_ffn:
+            shared = self._gate_up("shared.", shared_ffn, "gated_shared", False, routing=always)
+            yield replace(shared, continues=True)
+        yield self._down("experts.", ffn, "gated_experts", experts.biased, routing)
+        if shared_ffn:
+            shared = self._down("shared.", shared_ffn, "gated_shared", False)
+            yield replace(shared, residual="stream_a", continues=True)
 
     def _router(self, experts: Experts) -> Project:
         """The logits of all experts and, where there is a shared one, its own."""

@@ -1,7 +1,8 @@
 """Divides a model among lanes: which heads, which part of the FFN and of the vocabulary each lane has.
 
 Counts that the number of lanes does not divide are padded with zeros, which add nothing to any sum. Where there are
-fewer KV heads than lanes, several lanes have a copy of the same KV head, each with a part of its query heads.
+fewer KV heads than lanes, several lanes have a copy of the same KV head, each with a part of its query heads. Of every
+expert each lane has a part, so that lanes have equal work whichever experts are chosen; all of them have the router.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from monolane.model.format import BF16, BLOCK, BLOCK_GROUPS, GROUP, Format, Form
 from monolane.model.weights import Bf16Bits, Weights
 
 _COLUMN_PARALLEL = ("o", "down")  # every lane has some columns, and a partial sum for every row
+_REPLICATED = ("embed", "router", "shared_router")  # every lane has the whole matrix
+_EXPERTS, _SHARED = "experts", "shared"  # in the names of matrices of experts, before the last part
 _PADDING = -2  # in the place of a row; no row follows it, so that runs of consecutive rows end there
 
 Number = TypeVar("Number", np.uint16, np.float32)
@@ -53,6 +56,19 @@ class Shard:
         return -(-self.config.ffn // self.lanes)
 
     @property
+    def expert_ffn(self) -> int:
+        """Of each expert; whole groups, so that low-bit columns are not cut."""
+        return self._of_experts(self.config.experts.ffn if self.config.experts else 0)
+
+    @property
+    def shared_ffn(self) -> int:
+        """Of the shared expert."""
+        return self._of_experts(self.config.experts.shared_ffn if self.config.experts else 0)
+
+    def _of_experts(self, ffn: int) -> int:
+        return ffn if self.lanes == 1 else -(-ffn // (self.lanes * GROUP)) * GROUP
+
+    @property
     def vocab(self) -> int:
         return -(-self.config.vocab // self.lanes)
 
@@ -78,9 +94,14 @@ class Shard:
         padded = {
             "KV heads": (config.kv_heads * self.copies, self.kv_heads * lanes),
             "query heads": (config.heads, self.heads * lanes),
-            "FFN rows": (config.ffn, self.ffn * lanes),
             "rows of the head": (config.vocab, self.vocab * lanes),
         }
+        experts = config.experts
+        if experts is None or not all(experts.layers):
+            padded["FFN rows"] = config.ffn, self.ffn * lanes
+        if experts is not None:
+            padded["FFN rows of each expert"] = experts.ffn, self.expert_ffn * lanes
+            padded["FFN rows of the shared expert"] = experts.shared_ffn, self.shared_ffn * lanes
         found += [f"{had} {name} are padded to {have}" for name, (had, have) in padded.items() if had != have]
         return found
 
@@ -113,24 +134,24 @@ class LaneWeights:
         return self._weights.shape(name)
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
-        part = name.rpartition(".")[2]
+        kind, part = _parts(name)
+        if part in _REPLICATED:
+            return self._weights.rows(name, start, stop)
         if part in _COLUMN_PARALLEL:
             whole = self._weights.rows(name, start, stop)
-            return np.ascontiguousarray(_picked(whole, places_of(self._shard, self._lane, part)))
-        if part == "embed":
-            return self._weights.rows(name, start, stop)
+            return np.ascontiguousarray(_picked(whole, _columns_of(self._shard, self._lane, kind, part)))
         result = np.zeros((stop - start, self._shard.config.hidden * self._head_width(part)), np.uint16)
-        for run, first in self._row_runs(part, start, stop):
+        for run, first in self._row_runs(kind, part, start, stop):
             result[run] = self._weights.rows(_source(name, self._shard), first, first + len(run))
         return result
 
     def quants(self, name: str, start: int, stop: int) -> QuantRows:
-        part = name.rpartition(".")[2]
-        if part == "embed":
+        kind, part = _parts(name)
+        if part in _REPLICATED:
             return self._weights.quants(name, start, stop)
         format = self.format(name)
         if part in _COLUMN_PARALLEL:
-            places = places_of(self._shard, self._lane, part)
+            places = _columns_of(self._shard, self._lane, kind, part)
             whole, groups = self._weights.quants(name, start, stop), places[::GROUP] // GROUP
             result = QuantRows.zeros(format, stop - start, len(groups))
             picked = groups >= 0
@@ -141,13 +162,13 @@ class LaneWeights:
             return result
         width = self._shard.config.hidden * self._head_width(part)
         result = QuantRows.zeros(format, stop - start, groups_of(width))
-        for run, row in self._row_runs(part, start, stop):
+        for run, row in self._row_runs(kind, part, start, stop):
             result.put(run, self._weights.quants(_source(name, self._shard), row, row + len(run)))
         return result
 
-    def _row_runs(self, part: str, start: int, stop: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+    def _row_runs(self, kind: str, part: str, start: int, stop: int) -> Iterator[tuple[NDArray[np.int64], int]]:
         """(consecutive rows of the result, the first of the model's rows behind them), without padding."""
-        places = places_of(self._shard, self._lane, part)[start:stop]
+        places = _rows_of(self._shard, self._lane, kind, part)[start:stop]
         breaks = np.flatnonzero(np.diff(places) != 1) + 1
         for run in np.split(np.arange(len(places)), breaks):
             if len(run) and (first := int(places[run[0]])) >= 0:
@@ -156,11 +177,15 @@ class LaneWeights:
     def vector(self, name: str) -> NDArray[np.float32]:
         whole = self._weights.vector(name)
         shard, lanes = self._shard, self._shard.config.lanes
-        part, is_bias = name.removesuffix(".bias").rpartition(".")[2], name.endswith(".bias")
+        (kind, part), is_bias = _parts(name.removesuffix(".bias")), name.endswith(".bias")
+        if part in _REPLICATED:
+            return whole
+        if part == "sinks":
+            return _picked(whole, _of_heads(shard.heads_of(self._lane), 1))
         if is_bias and part in _COLUMN_PARALLEL:  # added once, although every lane has a part of the sum
             return whole if self._lane == 0 else np.zeros_like(whole)
         if is_bias:
-            return _picked(whole, places_of(shard, self._lane, part))
+            return _picked(whole, _rows_of(shard, self._lane, kind, part))
         if lanes is not None and not lanes.shares_norms and part not in ("q_norm", "k_norm"):
             return np.split(whole, shard.lanes)[self._lane]
         return whole
@@ -177,13 +202,13 @@ def lane_formats(formats: FormatOf, shard: Shard) -> FormatOf:
 
     def format(name: str) -> Format:
         found = formats(_source(name, shard))
-        part = name.rpartition(".")[2]
+        kind, part = _parts(name)
         if not found.is_low_bit or part not in _COLUMN_PARALLEL:
             return found
         if found.ordered:
             return BF16
         unit = BLOCK if found.scales and found.scales.per_block else GROUP
-        whole = all(_is_whole(places_of(shard, lane, part), unit) for lane in range(shard.lanes))
+        whole = all(_is_whole(_columns_of(shard, lane, kind, part), unit) for lane in range(shard.lanes))
         return found if whole else BF16
 
     return format
@@ -205,14 +230,43 @@ def _is_whole(places: NDArray[np.int64], unit: int) -> bool:
     )
 
 
-def places_of(shard: Shard, lane: int, part: str) -> NDArray[np.int64]:
-    """The model's row (of o and down: column) behind each of a lane's, or _PADDING."""
+def _parts(name: str) -> tuple[str, str]:
+    """Of the name of a matrix: whether it is of experts or of the shared one, and its last part."""
+    *before, part = name.split(".")
+    return before[-1] if before and before[-1] in (_EXPERTS, _SHARED) else "", part
+
+
+def _rows_of(shard: Shard, lane: int, kind: str, part: str) -> NDArray[np.int64]:
+    """The model's row behind each of a lane's, or _PADDING. Those of experts follow each other."""
     size = shard.config.head_dim
-    if part in ("q", "o"):
+    if part == "q":
         return _of_heads(shard.heads_of(lane), size)
     if part in ("k", "v"):
         return _of_heads(shard.kv_heads_of(lane), size)
-    mine, whole = (shard.vocab, shard.config.vocab) if part == "head" else (shard.ffn, shard.config.ffn)
+    if part == "head":
+        return _share(shard.vocab, shard.config.vocab, lane)
+    places = _of_ffn(shard, lane, kind)
+    if kind != _EXPERTS or shard.config.experts is None:
+        return places
+    begins = shard.config.experts.ffn * np.arange(shard.config.experts.count)[:, None]
+    return np.where(places < 0, _PADDING, begins + places).reshape(-1)
+
+
+def _columns_of(shard: Shard, lane: int, kind: str, part: str) -> NDArray[np.int64]:
+    """The same of the columns of o and down."""
+    return _of_heads(shard.heads_of(lane), shard.config.head_dim) if part == "o" else _of_ffn(shard, lane, kind)
+
+
+def _of_ffn(shard: Shard, lane: int, kind: str) -> NDArray[np.int64]:
+    experts = shard.config.experts
+    if experts is None or not kind:
+        return _share(shard.ffn, shard.config.ffn, lane)
+    if kind == _EXPERTS:
+        return _share(shard.expert_ffn, experts.ffn, lane)
+    return _share(shard.shared_ffn, experts.shared_ffn, lane)
+
+
+def _share(mine: int, whole: int, lane: int) -> NDArray[np.int64]:
     places = np.arange(lane * mine, (lane + 1) * mine)
     return np.where(places < whole, places, _PADDING)
 

@@ -35,6 +35,9 @@ class Follower(Protocol):
     def give(self, logits: SharedMemory) -> None:
         """Leave this lane's share of all logits there, where the first lane does not have them."""
 
+    def stamp(self, kernel: bytes, stages: int, first: int, passes: int, waits: SharedMemory) -> None:
+        """Measure in the next request how long each worker waits for other lanes, as ``LaneProcesses.stamp``."""
+
     def copy(self, source: int, destination: int, tokens: int) -> None: ...
 
     def leave(self) -> None:
@@ -72,6 +75,11 @@ def _answer(channel: Channel, follower: Follower, asked: Answer) -> None:
     if "copy" in message:
         follower.copy(*message["copy"])
         channel.send({"is": "copied"})
+    elif "stamp" in message:
+        pieces = received(message["sizes"], files)
+        stages, first, passes = message["stamp"]
+        follower.stamp(pieces["kernel"].array.tobytes(), stages, first, passes, pieces["waits"])
+        channel.send({"is": "stamped"})
     elif "lanes" in message:
         follower.meet(asked)
         channel.send({"is": "met"})

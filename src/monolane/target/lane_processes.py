@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from monolane.errors import TargetError
 from monolane.lanes.channel import Channel
 from monolane.lanes.memory import SharedMemory
@@ -70,6 +72,19 @@ class LaneProcesses:
         self.ask(message, "started", [logits.file] if logits else [])
         for process in self._processes:
             process.is_running = True
+
+    def stamp(self, kernel: bytes, stages: int, first: int, passes: int, waits: Sequence[SharedMemory]) -> None:
+        """Make them run the next request with a kernel that measures how long it waits for other lanes, and leave that
+        of each lane in its part of ``waits``: [pass][worker][stage], in ns, from decode pass ``first`` on."""
+        code = SharedMemory.of(len(kernel))
+        code.array[:] = np.frombuffer(kernel, np.uint8)
+        self.settle()
+        for process, memory in zip(self._processes, waits, strict=True):
+            sizes = {"kernel": code.size, "waits": memory.size}
+            process.send({"stamp": [stages, first, passes], "sizes": sizes}, [code.file, memory.file])
+        for process in self._processes:
+            process.expect("stamped")
+        code.close_file()
 
     def copy(self, source: int, destination: int, tokens: int) -> None:
         """As ``Target.copy``."""

@@ -26,7 +26,7 @@ from monolane.progress import Progress, Silent
 from monolane.target.base import Target
 from monolane.target.caches import resident_caches
 from monolane.target.cpu import machine
-from monolane.target.cpu.compiler import build, find_compiler
+from monolane.target.cpu.compiler import build, find_compiler, is_built
 from monolane.target.cpu.follower import lane_setups
 from monolane.target.cpu.generate import generate
 from monolane.target.cpu.memory import allocate
@@ -77,11 +77,6 @@ def choose_lanes(config: ModelConfig, asked: int | None) -> int:
     if own is not None and asked not in (None, own):
         raise UsageError(f"This model has {own} lanes, not {asked}.", "Leave the number of lanes out.")
     lanes = own or (1 if asked is None else asked)
-    if lanes > 1 and (config.experts or config.sinks):
-        raise UsageError(
-            "A model with experts or attention sinks cannot be divided among lanes yet.",
-            "Leave the number of lanes out.",
-        )
     if not 1 <= lanes <= MAX_LANES:
         raise UsageError(f"{lanes} lanes are not possible.", f"Choose between 1 and {MAX_LANES} lanes.")
     return lanes
@@ -145,9 +140,11 @@ def open_target(
         name = f"cpu ({lanes} lanes apart, {plan.workers} x {level.name} each)"
         library = Library(build(source, compiler, level))
         return _open_apart(library, plan, config, weights, context, pinned, caches, name, held, progress)
+    # The compiler gets a processor of its own: on a machine with few of them a first start waits for it.
+    spare = 0 if is_built(source, compiler, level) else 1
     with ThreadPoolExecutor(1, "compile") as pool:
         built = pool.submit(build, source, compiler, level)
-        tapes = load_lanes(plan, weights, config, allocate, progress)
+        tapes = load_lanes(plan, weights, config, allocate, progress, spare)
         library = Library(built.result())
     name = f"cpu ({threads} x {level.name}" + (f", {lanes} lanes)" if lanes > 1 else ")")
     return CpuTarget(library, tapes, context, Place(threads, pinned), name, caches=caches, memory_bytes=held)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from monolane.program.stage import Combine, Joining, Norm, Program, Project
+from monolane.program.stage import Combine, Exchange, Joining, Norm, Program, Project
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
+from monolane.target.cuda.layers import places, stage_at
 from monolane.target.generate import literal
 
 NEVER = -1  # in the place of a delay: nothing of the other lanes is added
@@ -48,6 +49,7 @@ def definitions(program: Program) -> list[str]:
     combine = combine_of(program)
     norm = combine.norm if combine else None
     offsets, _ = constant_offsets(program)
+    tables = [_table(program, stages) for stages in projections]
     integers = {
         "kExchangeDepth": depth(program),
         "kExchangingProjections": len(projections),
@@ -64,7 +66,7 @@ def definitions(program: Program) -> list[str]:
         "  int late;   // layers before which the outputs of the other lanes were made that are added; kNone: none are",
         "  int sends;  // whether any lane needs this output",
         "};",
-        f"MONOLANE_CONSTANT Exchange kExchanges[][kLayers] = {{{', '.join(map(_table, projections)) or '{}'}}};",
+        f"MONOLANE_CONSTANT Exchange kExchanges[][kLayers] = {braces(tables or ['{}'])};",
         f"MONOLANE_CONSTANT int kExchangeStages[] = {braces(_first_stages(program, projections))};",
         *_combined_type(program, norm, combine, offsets, buffers),
     ]
@@ -72,19 +74,21 @@ def definitions(program: Program) -> list[str]:
 
 def _first_stages(program: Program, projections: list[list[Project]]) -> list[str]:
     """The stage of each exchanging projection in the first layer."""
-    return [str(program.begun.index(stages[0])) for stages in projections] or ["0"]
+    rows = places(program)
+    found = [next(place for place, row in enumerate(rows) if stages[0] in row) for stages in projections]
+    return [str(stage_at(program, place)) for place in found] or ["0"]
 
 
-def _table(stages: list[Project]) -> str:
-    """The exchanges of one projection in all layers."""
+def _table(program: Program, stages: list[Project]) -> str:
+    """The exchanges of one projection in all layers; one that does nothing where a layer does not have it."""
+    by_layer = {stage.layer: stage.exchange for stage in stages}
     made = []
-    for layer, stage in enumerate(stages):
-        exchange = stage.exchange
-        assert exchange is not None
+    for layer in range(program.layers):
+        exchange = by_layer.get(layer) or Exchange(late=None)
         needed = exchange.late == 0 or any(
-            later.exchange is not None and later.exchange.late == number - layer
-            for number, later in enumerate(stages)
-            if number > layer
+            later is not None and later.late == number - layer
+            for number, later in by_layer.items()
+            if number is not None and number > layer
         )
         late = NEVER if exchange.late is None else exchange.late
         made.append(braces((literal(exchange.own), str(late), str(int(needed)))))

@@ -21,6 +21,7 @@ from monolane.target.cuda.driver import Context, Device, find_devices
 from monolane.target.cuda.launch_model import LaunchModel
 from monolane.target.cuda.launcher import DEADLINE_S, Launcher
 from monolane.target.cuda.peer_memory import PeerMemory
+from monolane.target.cuda.stamps import Stamps
 from monolane.target.lane_processes import Answer, LaneProcesses, LaneSetup
 
 POLL_S = 1e-3  # between two looks at a kernel whose tokens nobody waits for
@@ -119,6 +120,7 @@ class CudaFollower:
             context, kernel, model, values["caches"], values["deadline_s"], self._memory.address, self._lane
         )
         self._logits = (0, 0)  # address and number of tokens
+        self._stamps: tuple[Stamps, SharedMemory] | None = None  # of the next request, and where its waits go
 
     def ready(self) -> Answer:
         return _told(self._memory), _files(self._memory)
@@ -134,7 +136,8 @@ class CudaFollower:
         context.enter()
         if all_logits:
             self._logits = context.allocate(4 * len(request.tokens) * self._launcher.model.vocab), len(request.tokens)
-        self._launcher.start(request, number, self._logits[0] if all_logits else None)
+        kernel = self._stamps[0].kernel if self._stamps else None
+        self._launcher.start(request, number, self._logits[0] if all_logits else None, kernel)
 
     def finish(self, stuck: Callable[[dict[str, int]], None]) -> None:
         reported = False
@@ -144,8 +147,17 @@ class CudaFollower:
                 stuck(self._launcher.outcome.report())
                 reported = True
             if not running:
-                return
+                break
             time.sleep(POLL_S)
+        if self._stamps:
+            stamps, waits = self._stamps
+            self._stamps = None
+            stamps.read()
+            stamps.close()
+            waits.array.view(np.int64)[:] = stamps.waits.reshape(-1)
+
+    def stamp(self, kernel: bytes, stages: int, first: int, passes: int, waits: SharedMemory) -> None:
+        self._stamps = Stamps(self._launcher, kernel, stages, first, passes), waits
 
     def give(self, logits: SharedMemory) -> None:
         (address, tokens), vocab = self._logits, self._launcher.model.vocab

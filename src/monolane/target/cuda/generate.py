@@ -7,6 +7,7 @@ from monolane.target import structs
 from monolane.target.cpp import braces
 from monolane.target.cuda import exchange, formats, launch
 from monolane.target.cuda.constants import PAGE_TOKENS, structure_constants
+from monolane.target.cuda.layers import projection_count
 from monolane.target.cuda.projections import projection_types
 from monolane.target.cuda.shared_memory import max_own_tokens, owned_rows, residual_projection, shared_memory
 from monolane.target.generate import constants, sampling_tables, shape_constants
@@ -41,6 +42,7 @@ def generate(
         | structure_constants()
         | shared_memory(plan, shared_limit).constants()
         | {
+            "kProjections": projection_count(program),
             "kLanes": program.lanes,
             "kLanesHere": lanes_here,
             "kLaneWorkers": plan.workers,

@@ -14,8 +14,8 @@ from monolane.program.plan import Plan
 from monolane.program.tape import Bytes, Tape
 from monolane.program.tape_store import stream_lanes
 from monolane.progress import Progress
-from monolane.target import structs
 from monolane.target.cuda.launch import ALIGNMENT, CLEARED, HANDOFFS, TAGGED, Arena, Launch, cache_rows, scratch_sizes
+from monolane.target.cuda.layers import segment_table
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LaunchModel:
     ) -> LaunchModel:
         """Of the lanes that have these tapes. ``placed``: where the device has those of all workers."""
         arrays: dict[str, NDArray[np.generic]] = {
-            "segments": np.frombuffer(bytes(structs.segment_table(plan)), np.uint8),
+            "segments": np.frombuffer(segment_table(plan), np.uint8),
             "constants": np.concatenate([tape.constants.values for tape in tapes]),
             "rope_table": rope_table(plan, context),
         }

@@ -36,7 +36,7 @@ from monolane.target.lane_processes import LaneProcesses
 from monolane.target.widened import note_widened
 
 if TYPE_CHECKING:
-    from monolane.target.cuda.driver import Context, Device, Kernel
+    from monolane.target.cuda.driver import Context, Device
     from monolane.target.cuda.runtime import CudaTarget
 
 Loaded = TypeVar("Loaded")
@@ -120,11 +120,6 @@ def _dotted(version: tuple[int, int]) -> str:
 def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: FormatOf = all_bf16) -> Plan:
     """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
     SMs evenly, and those that are left over are idle. ``formats``: those of the model's matrices."""
-    if config.experts and not all(config.experts.layers):
-        raise UnsupportedModelError(
-            f"The CUDA target cannot run this {config.family} model yet: only some of its layers have experts.",
-            "Use device='cpu'.",
-        )
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
         raise UsageError(
@@ -151,7 +146,7 @@ def _layout(program: Program, workers: int) -> Layout:
     layout = WHOLE
     if not any(_is_fp8(stage) or (stage.chosen > 1 and stage.chosen % 2) for stage in residual):
         layout = _smaller(residual, layout, HALVED, workers)
-    if gates[0].matrix.experts > 1 and not any(stage.matrix.format.is_low_bit for stage in gates):
+    if any(stage.matrix.experts > 1 for stage in gates) and not any(stage.matrix.format.is_low_bit for stage in gates):
         halved = replace(layout, name=f"{layout.name}-gates", halves_gates=True)
         layout = _smaller(gates, layout, halved, workers)
     return layout
@@ -211,7 +206,7 @@ def open_cuda(
         LaunchModel.of(plan, left, left[0].table, context, placed),
         caches,
     )
-    return CudaTarget(launcher, plan, partial(_traced, plan, gpu, False), memory_bytes=held)
+    return CudaTarget(launcher, plan, partial(_traced, plan, device, False), memory_bytes=held)
 
 
 def open_cuda_apart(
@@ -253,7 +248,7 @@ def open_cuda_apart(
         others.close()
         raise
     memory.close_files()
-    return CudaTarget(launcher, plan, partial(_traced, plan, gpu, True), others, held)
+    return CudaTarget(launcher, plan, partial(_traced, plan, device, True), others, held)
 
 
 def lane_devices(lanes: int) -> list[Device]:
@@ -316,6 +311,6 @@ def _compiled_meanwhile(source: str, device: Device, load: Callable[[], Loaded])
         return compiled.result(), loaded
 
 
-def _traced(plan: Plan, gpu: Context, apart: bool) -> Kernel:
-    with_stamps = generate(plan, gpu.device.shared_limit, traced=True, apart=apart)
-    return gpu.load(compile_kernel(with_stamps, gpu.device.architecture).cubin, gpu.device.shared_limit)
+def _traced(plan: Plan, device: Device, apart: bool) -> bytes:
+    with_stamps = generate(plan, device.shared_limit, traced=True, apart=apart)
+    return compile_kernel(with_stamps, device.architecture).cubin

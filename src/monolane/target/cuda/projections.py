@@ -7,7 +7,7 @@ refused. The formats of the weights may differ: a projection has a type for each
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -38,6 +38,7 @@ from monolane.target.cuda.constants import (
 )
 from monolane.target.cuda.exchange import any_late, exchanging
 from monolane.target.cuda.formats import any_low_bit, fragment_bytes, type_name
+from monolane.target.cuda.layers import first_of, numbered_stages, places, projection_count, projection_rows, stage_at
 from monolane.target.generate import OUTPUTS, SCORINGS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
@@ -67,25 +68,30 @@ def projection_types(plan: Plan) -> list[str]:
     """The C++ constants of a layer, and a specialization of Projection for each of its projections, in each of its
     formats, and for the head."""
     program = plan.program
-    layers = _layers(program)
-    layer = layers[0]
-    before = _of_type(layer[: next(i for i, stage in enumerate(layer) if isinstance(stage, Attend))], Project)
-    attend = _of_type(layer, Attend)[0]
-    offsets, _ = constant_offsets(program)
-    projections = [_of_type(stages, Project) for stages in zip(*layers, strict=True)]  # of all layers, each
-    projections = [stages for stages in projections if stages] + [[program.head]]
-    merging = next(i for i, stages in enumerate(projections) if isinstance(stages[0].input, Merge))
+    rows = places(program)
+    attending = next(i for i, row in enumerate(rows) if isinstance(first_of(row), Attend))
+    attend = first_of(rows[attending])
+    assert isinstance(attend, Attend)
+    offsets, distance = _offsets(program)
+    projections: list[list[Project | None]] = [*projection_rows(program), [program.head]]
+    numbers = [i for i, row in enumerate(rows) if isinstance(first_of(row), Project)]  # the place of each
+    firsts = [
+        *range(len(numbers)),
+        projection_count(program) - 1,
+    ]  # of the projection in the first layer, and of the head
+    stages = [*(stage_at(program, place) for place in numbers), numbered_stages(program).index(program.head)]
+    merging = next(i for i, row in enumerate(projections) if isinstance(_first(row).input, Merge))
     windows = [stage.window or 0 for stage in _of_type(program.stages, Attend)]
     integers = {
-        "kStagesPerLayer": sum(not continues(stage) for stage in layer),
+        "kStagesPerLayer": stage_at(program, len(rows)),
         "kProjectionsPerLayer": len(projections) - 1,
-        "kProjectionsBeforeAttention": len(before),
-        "kConstantsPerLayer": _distance(layers, offsets),
-        "kAttendStage": program.begun.index(attend),
+        "kProjectionsBeforeAttention": sum(place < attending for place in numbers),
+        "kConstantsPerLayer": distance,
+        "kAttendStage": stage_at(program, attending),
         "kQkNorm": int(attend.q_norm is not None),
         "kQueryNorm": _offset(attend.q_norm.weight if attend.q_norm else None, offsets),
         "kKeyNorm": _offset(attend.k_norm.weight if attend.k_norm else None, offsets),
-        "kSinks": _offset(_sinks(projections[merging][0]), offsets),
+        "kSinks": _offset(_sinks(_first(projections[merging])), offsets),
         "kAnyWindow": int(any(windows)),
         "kCacheBytesInFlight": HIGH,
     }
@@ -93,7 +99,11 @@ def projection_types(plan: Plan) -> list[str]:
         *integer_constants(integers),
         f"constexpr float kAttendEps = {literal(attend.q_norm.eps if attend.q_norm else 0.0)};",
         f"MONOLANE_CONSTANT int kWindows[] = {braces(map(str, windows))};",
-        *(line for number, stages in enumerate(projections) for line in _types(plan, stages, number, offsets)),
+        *(
+            line
+            for number, row in enumerate(projections)
+            for line in _types(plan, row, (number, firsts[number], stages[number]), offsets)
+        ),
         *_variant_table(projections),
         f"using AttentionOut = Projection<{merging}>;  // reads what attention has left",
         "using Head = Projection<kProjectionsPerLayer>;",
@@ -163,13 +173,15 @@ def cut(units: int, slot: int, least: int = 1) -> tuple[int, int]:
         chunks += WARPGROUPS if chunks > 1 else WARPGROUPS - 1
 
 
+def _alike(one: Project, other: Project) -> bool:
+    """Whether both are the same projection in the same format, of two layers perhaps."""
+    kinds = ((stage.name, stage.matrix.format, stage.matrix.experts) for stage in (one, other))
+    return len(set(kinds)) == 1
+
+
 def _max_tiles(plan: Plan, stage: Project) -> int:
     """The most tiles that one worker has of this projection, in any layer where it has this format."""
-    alike = [
-        number
-        for number, other in enumerate(plan.program.projections)
-        if (other.name, other.matrix.format) == (stage.name, stage.matrix.format)
-    ]
+    alike = [number for number, other in enumerate(plan.program.projections) if _alike(other, stage)]
     experts = stage.chosen if stage.matrix.experts > 1 and not input_segments(stage) > 1 else 1  # one after the other
     return experts * max(tape[number].tiles for tape in plan.segments for number in alike)
 
@@ -226,17 +238,6 @@ def _fragments(plan: Plan, stage: Project) -> int:
     return plan.layout.padded_cols(stage) // plan.layout.fragment_cols(stage)
 
 
-def _layers(program: Program) -> list[tuple[Stage, ...]]:
-    """The stages of each layer. Raises ValueError where layers differ in their stages or shapes."""
-    others = sum(not isinstance(stage, Attend) and getattr(stage, "layer", None) is None for stage in program.stages)
-    count, rest = divmod(len(program.stages) - others, program.layers)
-    layers = [program.stages[1 + i * count : 1 + (i + 1) * count] for i in range(program.layers)]
-    alike = all([_likeness(stage) for stage in layer] == [_likeness(stage) for stage in layers[0]] for layer in layers)
-    if rest or not alike:
-        raise ValueError("the layers of this program are not alike")
-    return layers
-
-
 Kind = TypeVar("Kind", Project, Attend)
 
 
@@ -244,22 +245,21 @@ def _of_type(stages: Iterable[Stage], kind: type[Kind]) -> list[Kind]:
     return [stage for stage in stages if isinstance(stage, kind)]
 
 
-def _likeness(stage: Stage) -> tuple[object, ...]:
-    if isinstance(stage, Project):
-        shape = (stage.matrix.rows, stage.matrix.cols, stage.bias is None, stage.output)
-        return (type(stage), type(stage.input), *shape, stage.reads, stage.writes)
-    assert isinstance(stage, Attend)
-    return (type(stage), stage.q_norm is None, stage.reads, stage.writes)
-
-
-def _distance(layers: list[tuple[Stage, ...]], offsets: dict[str, int]) -> int:
-    """The distance between the constant vectors of one layer and those of the next, in elements."""
-    vectors = [[v for stage in layer for v in _vectors(stage)] for layer in layers]
-    starts = [[offsets[vector.name] for vector in layer] for layer in vectors]
-    steps = {b - a for one, two in pairwise(starts) for a, b in zip(one, two, strict=True)}
+def _offsets(program: Program) -> tuple[dict[str, int], int]:
+    """Where constant vectors begin, those of all layers as if they were of the first; and how far the next layer's are
+    behind. Raises ValueError where layers are not equally far apart."""
+    offsets, size = constant_offsets(program)
+    layers: dict[str, int] = {}  # of vectors
+    steps: set[float] = set()
+    for row in places(program):
+        vectors = [(layer, _vectors(stage)) for layer, stage in enumerate(row) if stage]
+        layers |= {vector.name: layer for layer, found in vectors for vector in found}
+        for (one, before), (two, after) in pairwise(vectors):
+            steps |= {(offsets[b.name] - offsets[a.name]) / (two - one) for a, b in zip(before, after, strict=True)}
     if len(steps) > 1:
-        raise ValueError("the constants of this program's layers are not equally highest apart")
-    return steps.pop() if steps else sum(-(-v.size // 16) * 16 for v in vectors[0])
+        raise ValueError("the constants of this program's layers are not equally far apart")
+    distance = int(steps.pop()) if steps else size
+    return {name: at - layers.get(name, 0) * distance for name, at in offsets.items()}, distance
 
 
 def _vectors(stage: Stage) -> list[Vector]:
@@ -303,11 +303,7 @@ def _offset(vector: Vector | None, offsets: dict[str, int]) -> int:
 def _takes_input(program: Program, stage: Project) -> bool:
     """Whether a projection continues one with an input of the same kind, for integers, FP8 or bf16, in all layers where
     it has this format."""
-    alike = [
-        before
-        for before, other in pairwise(program.projections)
-        if (other.name, other.matrix.format) == (stage.name, stage.matrix.format)
-    ]
+    alike = [before for before, other in pairwise(program.projections) if _alike(other, stage)]
     return stage.continues and all(b.reads == stage.reads and _kind_of_input(b) == _kind_of_input(stage) for b in alike)
 
 
@@ -315,46 +311,56 @@ def _kind_of_input(stage: Project) -> tuple[bool, bool]:
     return stage.matrix.format.is_low_bit, stage.matrix.format.is_integer
 
 
-def _variants(stages: list[Project]) -> list[Format]:
+def _first(row: Sequence[Project | None]) -> Project:
+    return next(stage for stage in row if stage is not None)
+
+
+def _variants(row: Sequence[Project | None]) -> list[Format]:
     """The formats of a projection in the layers, in the order of first use."""
-    return list(dict.fromkeys(stage.matrix.format for stage in stages))
+    return list(dict.fromkeys(stage.matrix.format for stage in row if stage))
 
 
-def _variant_table(projections: list[list[Project]]) -> list[str]:
-    """The variant of each projection in each layer; the head has one."""
-    rows = [[_variants(stages).index(stage.matrix.format) for stage in stages] for stages in projections]
+def _variant_table(projections: Sequence[Sequence[Project | None]]) -> list[str]:
+    """The variant of each projection in each layer, or NONE where a layer skips it; the head has one."""
+    rows = [[_variants(row).index(stage.matrix.format) if stage else NONE for stage in row] for row in projections]
     return [f"MONOLANE_CONSTANT int kVariantOf[][kLayers] = {braces(braces(map(str, row)) for row in rows)};"]
 
 
-def _types(plan: Plan, stages: list[Project], number: int, offsets: dict[str, int]) -> list[str]:
-    """The C++ types of one projection, one for each of its formats."""
-    formats = _variants(stages)
-    examples = [next(stage for stage in stages if stage.matrix.format == format) for format in formats]
+def _types(
+    plan: Plan, row: Sequence[Project | None], place: tuple[int, int, int], offsets: dict[str, int]
+) -> list[str]:
+    """The C++ types of one projection, one for each of its formats. ``place``: its number in a layer, its number in the
+    first layer, and that of its stage."""
+    formats = _variants(row)
+    examples = [next(stage for stage in row if stage and stage.matrix.format == format) for format in formats]
+    number, first, stage_number = place
+    fields = {
+        "int kIndex": number,
+        "int kVariants": len(formats),
+        "bool kInEveryLayer": str(None not in row).lower(),
+        "int kStage": stage_number,
+        "int kFirst": first,
+    }
     return [
         line
         for variant, stage in enumerate(examples)
-        for line in _specialization(plan, stage, stages[0], (number, variant, len(formats)), offsets)
+        for line in _specialization(plan, stage, _first(row), fields, variant, offsets)
     ]
 
 
 def _specialization(
-    plan: Plan, stage: Project, first: Project, place: tuple[int, int, int], offsets: dict[str, int]
+    plan: Plan, stage: Project, first: Project, place: dict[str, object], variant: int, offsets: dict[str, int]
 ) -> list[str]:
-    """The C++ type of one projection; csrc/projection.cuh explains its members. ``first``: that of the first layer.
-    ``place``: its number, the number of the variant, and how many there are."""
+    """The C++ type of one projection; csrc/projection.cuh explains its members. ``first``: that of the first layer that
+    has it. ``place``: members that say where it is."""
     program = plan.program
     buffers = {buffer.name: place for place, buffer in enumerate(program.buffers)}
     chunks, chunk_fragments = _cut(plan, stage, slot_bytes(plan))
     tiles, size = chunk_tiles(plan, stage), fragment_bytes(stage.matrix.format)
     norm = first.input if isinstance(first.input, Norm) else None
-    number, variant, variants = place
     following = program.stages[program.stages.index(first) + 1]
-    fields = {
-        "int kIndex": number,
-        "int kVariants": variants,
+    fields = place | {
         "bool kIsHead": str(stage.output is Output.LOGITS).lower(),
-        "int kStage": sum(not continues(other) for other in program.stages[: program.stages.index(first) + 1]) - 1,
-        "int kFirst": program.projections.index(first),
         "bool kContinues": str(stage.continues).lower(),
         "bool kEndsStage": str(not continues(following)).lower(),
         "bool kTakesInput": str(_takes_input(program, stage)).lower(),
@@ -396,7 +402,7 @@ def _specialization(
     }
     return [
         "template <>",
-        f"struct Projection<{number}, {variant}> {{  // {stage.name}",
+        f"struct Projection<{place['int kIndex']}, {variant}> {{  // {stage.name}",
         f"  using Format = {type_name(stage.matrix.format)};",
         *(f"  static constexpr {name} = {value};" for name, value in fields.items()),
         "};",

@@ -19,6 +19,8 @@ from monolane.target.base import Finish, Request, Token
 from monolane.target.cuda.driver import Kernel
 from monolane.target.cuda.launch import Outcome, WaitReason
 from monolane.target.cuda.launcher import Launcher
+from monolane.target.cuda.layers import numbered_stages
+from monolane.target.cuda.stamps import Stamps
 from monolane.target.lane_processes import LaneProcesses
 
 # The kernel reports a stuck worker after DEADLINE_S; the engine's watchdog gives the device up after STALL_S.
@@ -38,8 +40,8 @@ WAITED_FOR = {
 
 
 class CudaTarget:
-    """A model on a GPU. ``traced`` makes a kernel with time stamps. ``others``: where lanes are apart, the processes of
-    all but the first; then ``launcher`` has the first."""
+    """A model on a GPU. ``traced`` compiles a kernel with time stamps. ``others``: where lanes are apart, the processes
+    of all but the first; then ``launcher`` has the first."""
 
     stall_s = STALL_S
 
@@ -47,7 +49,7 @@ class CudaTarget:
         self,
         launcher: Launcher,
         plan: Plan,
-        traced: Callable[[], Kernel],
+        traced: Callable[[], bytes],
         others: LaneProcesses | None = None,
         memory_bytes: int = 0,
     ) -> None:
@@ -105,29 +107,31 @@ class CudaTarget:
 
     def lane_waits(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
         """Run a request with a clock, in ns: how long each worker waited for other lanes in each stage.
-        [pass][worker][stage], from decode pass ``first`` on. Where lanes are apart, the workers of the first."""
-        return self._trace(request, first, passes)[1]
+        [pass][lane][worker of the lane][stage], from decode pass ``first`` on."""
+        waits = self._trace(request, first, passes)[1]
+        return waits.reshape(passes, self.program.lanes, self.lane_workers, -1)
 
     def _trace(self, request: Request, first: int, passes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        shape = (passes, self.launcher.workers, len(self.program.begun))
-        found = np.zeros((*shape, 3), np.int64), np.zeros(shape, np.int64)
-        context, launch = self.launcher.context, self.launcher.launch
-        context.enter()
-        places = [context.allocate(stamps.nbytes) for stamps in found]
-        for place, stamps in zip(places, found, strict=True):
-            context.clear(place, stamps.nbytes)  # a request may end before the last of these passes
-        launch.trace, launch.lane_waits = places
-        launch.trace_from, launch.trace_passes = first, passes
+        """The stamps, and the waits of the workers of all lanes."""
+        numbered = numbered_stages(self.program)
+        cubin, stages = self._traced(), len(numbered)
+        own = Stamps(self.launcher, cubin, stages, first, passes)
+        others = [SharedMemory.of(own.waits.nbytes) for _ in self.others.pids] if self.others else []
         try:
-            for _ in CudaRun(self, request, kernel=self._traced()):
+            if self.others:
+                self.others.stamp(cubin, stages, first, passes, others)
+            for _ in CudaRun(self, request, kernel=own.kernel):
                 pass
-            for place, stamps in zip(places, found, strict=True):
-                context.download(place, stamps)
+            own.read()
+            if self.others:
+                self.others.settle()
         finally:
-            launch.trace = launch.lane_waits = None
-            for place in places:
-                context.free(place)
-        return found
+            own.close()
+            for memory in others:
+                memory.close_file()
+        theirs = [memory.array.view(np.int64).reshape(own.waits.shape) for memory in others]
+        begun = [number for number, stage in enumerate(numbered) if stage]
+        return own.trace[:, :, begun], np.concatenate([own.waits, *theirs], 1)[:, :, begun]
 
     def close(self) -> None:
         with self._lock:
@@ -259,12 +263,13 @@ class CudaRun:
 
     def _stuck(self, report: dict[str, int]) -> TargetError:
         waited_for = WAITED_FOR[WaitReason(report["waited_for"])]
-        begun = self._target.program.begun
-        name = begun[min(report["stage"], len(begun) - 1)].name
+        stages = numbered_stages(self._target.program)
+        stage = stages[min(report["stage"], len(stages) - 1)]
+        assert stage is not None  # a layer does not wait at a stage that it skips
         lane, rank = divmod(report["worker"], self._target.lane_workers)
         of_lane = f" of lane {lane}" if self._target.program.lanes > 1 else ""
         return TargetError(
             f"A worker got stuck: worker {rank}{of_lane} waited too long for {waited_for} "
-            f"at stage {name!r} of layer {report['layer']}.",
+            f"at stage {stage.name!r} of layer {report['layer']}.",
             "Ask again; if it happens again, load the model again.",
         )

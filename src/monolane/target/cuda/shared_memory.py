@@ -24,6 +24,7 @@ from monolane.target.cuda.constants import (
 )
 from monolane.target.cuda.formats import any_low_bit
 from monolane.target.cuda.launch import routed
+from monolane.target.cuda.layers import projection_count
 from monolane.target.cuda.projections import input_cols, one_row_bytes, slot_bytes
 
 ALIGNMENT = 128  # bytes, of every region
@@ -116,7 +117,7 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
     exchange = residual + _up(4 * PASS_ROWS * owned_rows(plan), ALIGNMENT)
     barriers = exchange + _exchange_bytes(plan)
     owned = barriers + 4 * slots * 8  # full and empty, for decode and for prefill passes
-    adjusted = owned + _up(8 * len(plan.program.projections), ALIGNMENT)
+    adjusted = owned + _up(8 * projection_count(plan.program), ALIGNMENT)
     routes = adjusted + _up(max_own_tokens(plan), ALIGNMENT)
     reduce = routes + _routes_bytes(plan)
     if reduce + REDUCE_BYTES > limit:
@@ -161,14 +162,16 @@ def max_own_tokens(plan: Plan) -> int:
 def _besides_ring(plan: Plan) -> int:
     fixed = _input_bytes(plan) + _sums_bytes(plan) + 4 * PASS_ROWS * owned_rows(plan) + RESERVED_BYTES
     fixed += _routes_bytes(plan)
-    return fixed + _exchange_bytes(plan) + 8 * len(plan.program.projections) + _up(max_own_tokens(plan), ALIGNMENT)
+    return fixed + _exchange_bytes(plan) + 8 * projection_count(plan.program) + _up(max_own_tokens(plan), ALIGNMENT)
 
 
 def _exchange_bytes(plan: Plan) -> int:
-    """Bytes of what consumer warps and exchange warp hand each other; csrc/exchange.cuh has its parts."""
+    """Bytes of what consumer warps and exchange warp hand each other, and of sums over experts that are not exchanged
+    yet; csrc/exchange.cuh has its parts."""
     if plan.program.lanes == 1:
         return 0
-    return _up(EXCHANGE_BARRIER_BYTES + 4 * 4 * owned_rows(plan), ALIGNMENT)
+    rows = 4 + (PASS_ROWS if routed(plan.program) else 0)
+    return _up(EXCHANGE_BARRIER_BYTES + 4 * rows * owned_rows(plan), ALIGNMENT)
 
 
 def _routes_bytes(plan: Plan) -> int:

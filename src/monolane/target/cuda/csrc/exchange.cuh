@@ -109,6 +109,7 @@ MONOLANE_DEVICE uint64_t* pass_begun() { return at<uint64_t>(kExchangeOffset + 3
 MONOLANE_DEVICE ExchangePass* exchange_passes() { return at<ExchangePass>(kExchangeOffset + 48); }              // [2]
 MONOLANE_DEVICE float* late_sums(uint32_t n) { return at<float>(kExchangeOffset + kExchangeBarrierBytes) + n % 2 * kMaxOwnedRows; }
 MONOLANE_DEVICE float* outputs(uint32_t n) { return late_sums(0) + (2 + n % 2) * kMaxOwnedRows; }
+MONOLANE_DEVICE float* partials() { return late_sums(0) + 4 * kMaxOwnedRows; }  // [row of the pass][own row]: the sum over experts
 
 }  // namespace shared
 

@@ -106,7 +106,7 @@ class Consumer {
   template <bool kPrefill, int kIndex, int kEnd>
   MONOLANE_DEVICE void layer_projections(int layer, const Pass& now, Cursor<kPrefill>& cursor, float scale = 1.0f) {
     if constexpr (kIndex < kEnd) {
-      for_layer<kIndex>(layer, [&](auto projection) { project_stage<kPrefill, decltype(projection)>(layer, now, cursor, scale); });
+      if (has_projection<kIndex>(layer)) for_layer<kIndex>(layer, [&](auto projection) { project_stage<kPrefill, decltype(projection)>(layer, now, cursor, scale); });
       layer_projections<kPrefill, kIndex + 1, kEnd>(layer, now, cursor, Projection<kIndex>::kEndsStage ? 1.0f : scale);
     }
   }
@@ -334,6 +334,8 @@ class Consumer {
     constexpr int kStride = kBufferStrides[P::kReads];
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[P::kReads];
     const int count = kExperts ? static_cast<int>(shared::routes().used_count) : 1;
+    // The barrier before the first sums are read comes before anything is added.
+    if constexpr (kExchangesSum<P>) for_own_elements<P>(tiles, now.rows, [](int row, int local) { shared::partials()[row * kMaxOwnedRows + local] = 0.0f; });
 #pragma unroll 1
     for (int i = 0; i < count; i++) {
       const int expert = kExperts ? shared::routes().used[i] : 0;
@@ -378,6 +380,10 @@ class Consumer {
       else
         x = input_of(upper), lower_x = P::kSegments > 1 ? input_of(lower) : x + 8 * kStride;
       project<true, P, kPassRows, kStaged>(tiles.count, cursor, x, static_cast<int>(lower_x - x), now.rows, prepare, finish_row);
+    }
+    if constexpr (kExchangesSum<P>) {
+      sync_consumers();
+      for_own_elements<P>(tiles, now.rows, [&](int row, int local) { add_to_residual<true, P>(tiles, row, local, shared::partials()[row * kMaxOwnedRows + local]); });
     }
   }
 
@@ -443,11 +449,10 @@ class Consumer {
       if constexpr (P::kLogit != kNone) v *= chosen.weight;
       publish_activation<kPrefill>(kBuffer, chosen.place * P::kOutputStride + output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kResidual) {
-      if constexpr (kLanes > 1) v = exchanged<kPrefill, P>(tiles, row, local, v);
-      v += shared::residual()[row * kMaxOwnedRows + local];
-      shared::residual()[row * kMaxOwnedRows + local] = v;
-      // Where a shared expert follows, what it adds is still missing.
-      if (P::kEndsStage || kPrefill) publish_activation<kPrefill>(kBuffer, output_row, row, v, step_);
+      if constexpr (kExchangesSum<P> && kPrefill)
+        shared::partials()[row * kMaxOwnedRows + local] += v;
+      else
+        add_to_residual<kPrefill, P>(tiles, row, local, v);
     } else if constexpr (P::kRoutes) {
       if (kPrefill)
         buffers().prefill_routed[row * kRouted + output_row] = v;
@@ -470,7 +475,28 @@ class Consumer {
     }
   }
 
+  // Adds one output to the residual stream, that of all lanes, and publishes the sum.
+  template <bool kPrefill, class P>
+  MONOLANE_DEVICE void add_to_residual(const StageTiles& tiles, int row, int local, float v) const {
+    if constexpr (kLanes > 1) v = exchanged<kPrefill, P>(tiles, row, local, v);
+    v += shared::residual()[row * kMaxOwnedRows + local];
+    shared::residual()[row * kMaxOwnedRows + local] = v;
+    // Where a shared expert follows, what it adds is still missing.
+    if (P::kEndsStage || kPrefill) publish_activation<kPrefill>(P::kWrites, tiles.first_row + local, row, v, step_);
+  }
+
   // --- other lanes ---
+
+  // Experts that a prefill pass multiplies one after the other: lanes exchange the sum of their outputs, once for each element.
+  template <class P>
+  static constexpr bool kExchangesSum = kLanes > 1 && P::kExperts > 1 && P::kOutput == Output::kResidual;
+
+  // Calls `act(row, local)` for every element of the residual stream that this worker owns, in a pass of `rows` rows.
+  template <class P, class Act>
+  MONOLANE_DEVICE static void for_own_elements(const StageTiles& tiles, int rows, Act act) {
+    const int count = min(tiles.count * P::kTileRows, P::kRows - tiles.first_row);
+    for (int i = thread_id(); i < rows * count; i += kConsumers) act(i / count, i % count);
+  }
 
   // Whether what the other lanes make in this layer is not needed in this layer: then the exchange warp sends and receives in a decode pass.
   template <class P>

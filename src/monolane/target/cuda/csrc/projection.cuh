@@ -18,6 +18,7 @@ struct InFlightLimits {
 // Members of each specialization:
 //   kIndex                   its place among the projections of a layer; the head comes last
 //   kVariants                number of variants
+//   kInEveryLayer            whether every layer has it: those without experts have no router
 //   Format                   Bf16, or the type of a low-bit format (lowbit.cuh, fp8.cuh)
 //   kIsHead                  whether it is the output head
 //   kStage, kFirst           index of its stage, and of its segment on the tapes, in the first layer

@@ -66,6 +66,12 @@ struct FragmentOf<P, Bf16> {
   }
 };
 
+// Whether a layer has projection kIndex: those without experts have no router.
+template <int kIndex>
+MONOLANE_DEVICE bool has_projection(int layer) {
+  return Projection<kIndex>::kInEveryLayer || kVariantOf[kIndex][layer] != kNone;
+}
+
 // Calls `run` with the variant of projection kIndex that a layer has.
 template <int kIndex, int kVariant = 0, class Run>
 MONOLANE_DEVICE auto for_layer(int layer, Run run) {
@@ -118,7 +124,7 @@ class Producer {
   template <int kIndex>
   MONOLANE_DEVICE bool copy_layer(const uint8_t*& tape, int layer, int position) {
     const int tiles = shared::own()[layer * kProjectionsPerLayer + kIndex].tiles;
-    const bool copied = for_layer<kIndex>(layer, [&](auto projection) {
+    const bool copied = !has_projection<kIndex>(layer) || for_layer<kIndex>(layer, [&](auto projection) {
       using P = decltype(projection);
       if constexpr (P::kExperts > 1) return copy_experts<P>(tape, tiles);
       return kPrefill ? copy_batches<P>(tape, tiles) : copy_tiles<P>(tape, tiles);

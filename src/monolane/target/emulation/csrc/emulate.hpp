@@ -7,7 +7,6 @@
 // orders no other memory either: memory that is reused because of a relaxed load alone must itself be read and written relaxed.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -15,7 +14,7 @@
 
 #define MONOLANE_DEVICE inline
 #define MONOLANE_LOOP
-#define MONOLANE_LEADING_ZEROS(bits) std::countl_zero(bits)
+#define MONOLANE_LEADING_ZEROS(bits) __builtin_clzll(bits)
 #define MONOLANE_NOINLINE __attribute__((noinline))
 #define MONOLANE_KERNEL static
 #define MONOLANE_BOUNDS(threads)
@@ -217,8 +216,8 @@ template <int kCount>
 MONOLANE_DEVICE void grow_registers() {}
 MONOLANE_DEVICE void sync_warp() { emulate::synchronise_warp(emulate::warp()); }
 MONOLANE_DEVICE float shuffle_xor(float value, int mask) {
-  const auto bits = emulate::shuffle("shuffle_xor(float)", std::bit_cast<uint32_t>(value), emulate::lane_across(mask));
-  return std::bit_cast<float>(static_cast<uint32_t>(bits));
+  const auto bits = emulate::shuffle("shuffle_xor(float)", __builtin_bit_cast(uint32_t, value), emulate::lane_across(mask));
+  return __builtin_bit_cast(float, static_cast<uint32_t>(bits));
 }
 MONOLANE_DEVICE uint32_t shuffle_xor(uint32_t value, int mask) {
   return static_cast<uint32_t>(emulate::shuffle("shuffle_xor(uint32_t)", value, emulate::lane_across(mask)));
@@ -385,9 +384,9 @@ MONOLANE_DEVICE float exp2(float x) { return std::exp2(x); }
 MONOLANE_DEVICE float log2(float x) { return std::log2(x); }
 MONOLANE_DEVICE float divide(float a, float b) { return a / b; }
 MONOLANE_DEVICE float half_to_float(uint32_t half) {
-  const float v = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;  // the exponent moves from a bias of 15 to one of 127
-  const uint32_t bits = (half & 0x7c00u) == 0x7c00u ? (half & 0x7fffu) << 13 | 0x7f800000u : std::bit_cast<uint32_t>(v);
-  return std::bit_cast<float>(bits | (half & 0x8000u) << 16);
+  const float v = __builtin_bit_cast(float, (half & 0x7fffu) << 13) * 0x1p112f;  // the exponent moves from a bias of 15 to one of 127
+  const uint32_t bits = (half & 0x7c00u) == 0x7c00u ? (half & 0x7fffu) << 13 | 0x7f800000u : __builtin_bit_cast(uint32_t, v);
+  return __builtin_bit_cast(float, bits | (half & 0x8000u) << 16);
 }
 MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
   const auto rounded = [](float v) -> uint32_t {
@@ -412,8 +411,8 @@ MONOLANE_DEVICE uint32_t byte_perm_signed(uint32_t a, uint32_t b, uint32_t which
   return result;
 }
 MONOLANE_DEVICE uint32_t multiply_bf16_pairs(uint32_t a, uint32_t b) {
-  const auto low = [](uint32_t pair) { return std::bit_cast<float>(pair << 16); };
-  const auto high = [](uint32_t pair) { return std::bit_cast<float>(pair & 0xffff0000u); };
+  const auto low = [](uint32_t pair) { return __builtin_bit_cast(float, pair << 16); };
+  const auto high = [](uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); };
   return bf16_pair(low(a) * low(b), high(a) * high(b));
 }
 MONOLANE_DEVICE uint64_t umul64hi(uint64_t a, uint64_t b) {
@@ -428,9 +427,9 @@ MONOLANE_DEVICE int32_t round_to_integer(float x) {
   if (x < -0x1p31f) return std::numeric_limits<int32_t>::min();
   return x != x ? 0 : static_cast<int32_t>(std::nearbyint(x));
 }
-MONOLANE_DEVICE uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
-MONOLANE_DEVICE float float_of(uint32_t x) { return std::bit_cast<float>(x); }
-MONOLANE_DEVICE int leading_zeros(uint32_t x) { return std::countl_zero(x); }
+MONOLANE_DEVICE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
+MONOLANE_DEVICE float float_of(uint32_t x) { return __builtin_bit_cast(float, x); }
+MONOLANE_DEVICE int leading_zeros(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 MONOLANE_DEVICE uint32_t add_shared(uint32_t* p, uint32_t v) {
   emulate::check_shared(p, sizeof *p, 4, "add_shared");
   emulate::act();

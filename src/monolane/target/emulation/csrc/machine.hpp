@@ -109,7 +109,7 @@ struct Block {
   void deadlock();
 };
 
-inline thread_local constinit Block* here = nullptr;  // the thread block that this thread of the operating system runs
+inline thread_local Block* here = nullptr;  // the thread block that this thread of the operating system runs
 
 MONOLANE_UNTRACKED Block& block() { return *here; }
 MONOLANE_UNTRACKED int thread() { return here->current->index; }
