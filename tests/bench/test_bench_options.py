@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monolane.bench.measure import lengths
+from monolane.bench.measure import lengths, shapes
 from monolane.bench.measure.run import Options
 from monolane.bench.measure.subject import find_model
 from monolane.bench.peers import registry
@@ -74,3 +74,15 @@ def test_the_command_measures_the_same_again_and_keeps_the_key_to_itself() -> No
     assert "secret" not in repr(options)
     assert Options(shape="s", workflow=50).command == "monolane bench --shape s --workflow 50"
     assert Options(shape="s", peers=()).command == "monolane bench --shape s --rounds 5 --peers none"
+
+
+def test_a_shape_is_cut_to_its_first_layers() -> None:
+    whole, cut = shapes.named("gpt-oss-20b"), shapes.named("gpt-oss-20b:4")
+    assert (cut.layers, cut.windows, cut.hidden) == (4, whole.windows[:4], whole.hidden)
+    assert cut.experts is not None
+    assert len(cut.experts.layers) == 4
+    for wrong in ("gpt-oss-20b:0", "gpt-oss-20b:25", "gpt-oss-20b:", "gpt-oss-20b:x"):
+        with pytest.raises(UsageError, match="gpt-oss-20b has 24 layers"):
+            shapes.named(wrong)
+    with pytest.raises(UsageError, match="no shape 'gpt-7'"):
+        shapes.named("gpt-7:2")

@@ -19,6 +19,7 @@ from monolane.bench.measure import run as measure_run
 from monolane.bench.measure.shapes import SHAPES
 from monolane.bench.report import picture, record, schema, tables
 from monolane.errors import TargetError, UsageError
+from monolane.model.config import Experts
 
 EVERYWHERE = {"benchmark", "model", "dtype", "device", "accuracy", "machine", "versions", "command", "method"}
 DECODE = EVERYWHERE | {
@@ -149,6 +150,31 @@ def test_results_of_other_weights_and_lanes_are_kept_side_by_side() -> None:
     asked = (options, replace(options, weights="q8"), lanes, replace(lanes, placement="apart"))
     names = [each.place("tiny", "cpu") for each in asked]
     assert names == ["tiny-cpu", "tiny-q8-cpu", "tiny-2-lanes-cpu", "tiny-2-lanes-apart-cpu"]
+
+
+def test_a_shape_with_experts_has_a_row_for_each_routing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experts = Experts(8, 2, 32, (True, True), normalised=True)
+    monkeypatch.setitem(SHAPES, "mixture", replace(SHAPES["tiny"], family="qwen3_moe", experts=experts, tied=False))
+    asked = ("run", *RUN, "--peers", "none", "--out", "out")
+    assert in_front(monkeypatch, *asked, "--routing", "skewed") == UsageError.exit_code  # a shape without experts
+    for words in ((), ("--routing", "skewed")):
+        assert in_front(monkeypatch, *asked, "--shape", "mixture", *words) == 0
+    assert "routing               skewed: two tokens have" in capsys.readouterr().out
+    found = results(tmp_path / "out")
+    assert [name for name in found if name.startswith("decode")] == [
+        "decode-mixture-cpu.json",
+        "decode-mixture-skewed-cpu.json",
+    ]
+    even, skewed = (found[f"decode-mixture-{kind}cpu.json"] for kind in ("", "skewed-"))
+    assert (even["routing"], skewed["routing"]) == ("even", "skewed")
+    assert even["shared_experts_if_even"] == 0.5
+    assert even["shared_experts"] < skewed["shared_experts"]
+    assert "--routing skewed" in skewed["command"]
+    table = tables.table(tables.results(tmp_path / "out"))
+    assert "| mixture bf16 |" in table
+    assert "| mixture bf16, skewed routing |" in table
 
 
 def test_a_workflow_is_run_instead(

@@ -19,11 +19,12 @@ from monolane.program.build import build_program
 from monolane.progress import Silent
 from monolane.target.base import Finish, Request, Token
 
-WORKERS = 3
+LANES, WORKERS = 8, 3
 
 
 class Lanes:
-    """A token takes 100 µs. In every exchanging stage of a pass, worker w waits w µs times the delay plus one."""
+    """A token takes 100 µs. In every exchanging stage of a pass, worker w of lane 5 waits w µs times (delay + 1).
+    On other lanes all workers wait 9 µs longer."""
 
     context, caches, bytes_per_token, memory_bytes, stall_s, name = 1000, 1, 1, 1, 1.0, "cuda (made up)"
 
@@ -38,10 +39,11 @@ class Lanes:
 
     def lane_waits(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
         assert first + passes < request.max_tokens
-        waits = np.zeros((passes, WORKERS, len(self.program.stages)), np.int64)
+        waits = np.zeros((passes, LANES, WORKERS, len(self.program.stages)), np.int64)
         for number, stage in enumerate(self.program.stages):
             if stage.name in ("o", "down", "combine"):
-                waits[:, :, number] = np.arange(WORKERS) * 1000 * self._us
+                waits[..., number] = np.arange(WORKERS) * 1000 * self._us
+                waits[:, np.arange(LANES) != 5, :, number] += 9000
         return waits
 
     def copy(self, source: int, destination: int, tokens: int) -> None: ...
@@ -67,14 +69,18 @@ def options(folder: Path, **changes: Any) -> delays.Options:
     return delays.Options(**usual | {"out": folder} | changes)
 
 
-def test_waits_are_added_up_over_stages(tmp_path: Path) -> None:
+def test_waits_are_added_up_over_stages_of_the_lane_that_waits_least(tmp_path: Path) -> None:
     result = delays.run(options(tmp_path), Silent(), lambda _: None)
     layers = SHAPES["laneformer-2b"].layers
     for point, us in zip(result["points"], (1, 3), strict=True):  # the mean worker waits 1 µs times this
         assert point["us_per_token"] == pytest.approx(100)
         assert point["exposed_in_layers_us"] == pytest.approx(2 * layers * us)
         assert point["exposed_us"] == pytest.approx((2 * layers + 1) * us)
-        assert point["exposed_of_slowest_us"] == pytest.approx(2 * (2 * layers + 1) * us)
+        others = (2 * layers + 1) * (us + 9)
+        assert point["of_lanes_us"] == pytest.approx(
+            [point["exposed_us"] if lane == 5 else others for lane in range(8)]
+        )
+        assert point["mean_us"] == pytest.approx((7 * others + point["exposed_us"]) / 8)
     (file,) = tmp_path.glob("*.json")
     assert file.name == "delays-laneformer-2b-apart.json"
     assert not schema.problems({"command": "c"} | result)

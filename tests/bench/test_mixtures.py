@@ -7,17 +7,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from monolane.bench.measure.mixtures import MIXTURES, MXFP4, Q4_K_M, MadeUpMixture
+from monolane.bench.measure.mixtures import MIXTURES, MXFP4, MXFP4_Q8, Q4_K_M, MadeUpMixture
 from monolane.bench.measure.shapes import SHAPES
 from monolane.bench.measure.subject import find_model
 from monolane.errors import UsageError
+from monolane.model.weights import expected_shapes
 from monolane.progress import Silent
 from monolane.target import plan_for
 
 CONFIG = SHAPES["llama-3.2-1b"]
 
 
-@pytest.mark.parametrize("mixture", [mixture for mixture in MIXTURES if mixture != MXFP4])
+@pytest.mark.parametrize("mixture", [mixture for mixture in MIXTURES if mixture not in (MXFP4, MXFP4_Q8)])
 def test_rows_are_the_same_however_they_are_read(mixture: str) -> None:
     """And they have about the magnitude that keeps activations where they are."""
     weights = MadeUpMixture(CONFIG, mixture)
@@ -42,17 +43,31 @@ def test_mxfp4_is_what_gpt_oss_is_published_as() -> None:
     """Experts alone; 3.7 and 5.0 GB are read for a token, as of the published files."""
     for shape, streamed in (("gpt-oss-20b", 3.7e9), ("gpt-oss-120b", 5.0e9)):
         _, model = find_model(None, shape, Silent())
-        assert model.dtype == MXFP4
+        assert model.dtype == "mxfp4+bf16"
         assert model.weights.format("layers.3.experts.up").name == "fp4g32"
         assert not model.weights.format("layers.3.q").is_low_bit
         plan = plan_for(model.config, workers=2, formats=model.weights.format)
         assert plan.bytes_per_token == pytest.approx(streamed, rel=0.03)
-        _, smaller = find_model(None, shape, Silent(), "q8")
-        assert smaller.dtype == "mxfp4+q8"
-        assert smaller.weights.format("layers.3.q").name == "i8g32"
-        assert not smaller.weights.format("layers.3.router").is_low_bit
+
+
+def test_what_is_bf16_of_gpt_oss_can_have_8_bits() -> None:
+    """Made up at once or quantised while loading, the formats are the same; 3.67 GB are read for a token."""
+    config = SHAPES["gpt-oss-120b"]
+    _, made_up = find_model(None, "gpt-oss-120b", Silent(), "mxfp4+q8")
+    _, quantised = find_model(None, "gpt-oss-120b", Silent(), "q8")
+    assert made_up.dtype == quantised.dtype == "mxfp4+q8"
+    for name, shape in expected_shapes(config):
+        if len(shape) == 2:
+            assert made_up.weights.format(name) == quantised.weights.format(name), name
+    assert made_up.weights.format("layers.3.experts.up").name == "fp4g32"
+    assert made_up.weights.format("layers.3.q").name == made_up.weights.format("head").name == "i8g32"
+    assert not made_up.weights.format("layers.3.router").is_low_bit
+    plan = plan_for(config, workers=2, formats=made_up.weights.format)
+    assert plan.bytes_per_token == pytest.approx(3.67e9, rel=0.01)
 
 
 def test_an_unknown_mixture_is_refused() -> None:
     with pytest.raises(UsageError, match="no mixture 'q3'"):
         MadeUpMixture(CONFIG, "q3")
+    with pytest.raises(UsageError, match="has none"):
+        MadeUpMixture(CONFIG, MXFP4)

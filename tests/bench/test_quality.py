@@ -191,3 +191,10 @@ def test_the_problems_come_from_the_package_or_a_hint_says_how_to_get_it(
     task = {"task_id": "HumanEval/0", "prompt": "p", "entry_point": "e", "test": "t", "canonical_solution": "s"}
     path.write_bytes(gzip.compress(json.dumps(task).encode() + b"\n\n"))
     assert problems.read() == [Problem("HumanEval/0", "p", "e", "t")]
+
+
+def test_the_page_has_the_score_of_the_kept_result() -> None:
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "benchmarks/quality/humaneval-qwen2.5-coder-1.5b-cpu.json").read_text())
+    score = f"{result['passed']} of {result['problems']}: {result['pass_at_1_percent']}%"
+    assert f"| {score} | {result['reported_percent']}% (" in (root / "docs/benchmark.md").read_text()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from monolane.bench import output_path
-from monolane.bench.measure import contexts, delays, lengths, load, mixtures, run, shapes, subject
+from monolane.bench.measure import contexts, delays, lengths, load, mixtures, routing, run, shapes, subject
 from monolane.bench.peers import registry
 from monolane.bench.quality import run as quality_run
 from monolane.bench.report import picture, record, show, tables
@@ -70,7 +70,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lanes", type=int, help="tensor-parallel shares of the model")
     parser.add_argument("--placement", default="together", help="of lanes: together or apart")
     parser.add_argument(
-        "--weights", help="q8 or q4: quantise 16-bit weights while loading; of a shape also q4_k_m, fp8 or a format"
+        "--weights",
+        help="q8 or q4: quantise 16-bit weights while loading; of a shape also q4_k_m, fp8, mxfp4+q8 or a format",
+    )
+    parser.add_argument(
+        "--routing", default=routing.EVEN, help="of a shape with experts: even, or skewed as in trained models"
     )
     parser.add_argument("--context", default="", metavar="0,1k,8k,32k", help="tokens in the cache to decode behind")
     parser.add_argument("--tokens", type=int, help="tokens per answer")
@@ -160,6 +164,7 @@ def _run(arguments: argparse.Namespace) -> None:
         lanes=arguments.lanes,
         placement=arguments.placement,
         weights=arguments.weights,
+        routing=arguments.routing,
         contexts=lengths.parse_lengths(arguments.context, "--context"),
         tokens=arguments.tokens,
         rounds=arguments.rounds,

@@ -21,7 +21,9 @@ def bench(
     shape: Annotated[
         str | None,
         typer.Option(
-            help="A model of this shape with made-up weights instead, such as llama-3.2-1b.", rich_help_panel=WHAT
+            help="A model of this shape with made-up weights, such as llama-3.2-1b, or llama-3.2-1b:4 of 4 layers; "
+            "--weights then also takes q4_k_m, q8_0, fp8 and other formats.",
+            rich_help_panel=WHAT,
         ),
     ] = None,
     server: Annotated[
@@ -74,6 +76,10 @@ def bench(
     lanes: options.Lanes = None,
     placement: options.Placement = "together",
     weights: options.Weights = None,
+    routing: Annotated[
+        str,
+        typer.Option(help="Of a shape with experts: even, or skewed as in trained models.", rich_help_panel=WHAT),
+    ] = "even",
 ) -> None:
     """Measure a model on this machine: decode speed, first token, throughput, beside the ceiling and beside others."""
     from monolane.bench.measure import lengths, run
@@ -94,6 +100,7 @@ def bench(
         lanes=lanes,
         placement=placement,
         weights=weights,
+        routing=routing,
         contexts=lengths.parse_lengths(context, "--context"),
         tokens=tokens,
         rounds=rounds,

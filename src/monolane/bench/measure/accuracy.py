@@ -12,13 +12,13 @@ of them there were, so the median is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.bench.measure import reference, timing
+from monolane.bench.measure import reference, routing, timing
 from monolane.errors import TargetError
 from monolane.model.config import ModelConfig
 from monolane.model.quantise import QuantisedWeights
@@ -52,6 +52,7 @@ class Verdict:
     decoded: int  # tokens
     shortfall: float  # the largest of all decoded tokens
     allowed_shortfall: float
+    shared_experts: float | None = None  # that two tokens have in common, on average; None: the model has no experts
 
     @property
     def passed(self) -> bool:
@@ -75,7 +76,11 @@ def judge(config: ModelConfig, weights: Weights, target: Target, prompt: Sequenc
     answer = [token.id for token in timing.ask(target, timing.fixed_length(prompt, DECODED_TOKENS)).tokens]
     text = [*prompt, *answer[:-1]]
     average = np.mean if config.experts is None else np.median
-    return compare(reference.read(config, weights, text), target.logits(text), answer, average)
+    truth = reference.read(config, weights, text)
+    verdict = compare(truth, target.logits(text), answer, average)
+    if config.experts is None:
+        return verdict
+    return replace(verdict, shared_experts=routing.shared_experts(truth.chosen, config.experts.count))
 
 
 def quantisation(config: ModelConfig, weights: QuantisedWeights, text: Sequence[int]) -> float:

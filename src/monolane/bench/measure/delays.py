@@ -25,10 +25,11 @@ PROMPT_TOKENS = 128
 WAITS_FROM, WAITS_PASSES = 100, 32  # the decode passes whose waits are measured: the caches are warm
 METHOD = (
     "us_per_token: (time of the last token - time of the first) / (n - 1) by the device's clock, median of the rounds; "
-    "exposed_us: the time of a token that a worker waits for other lanes, in a request of its own with clocks in the "
-    "kernel, mean over tokens and over the workers of lane 0 (of all lanes where they are together); "
-    "exposed_of_slowest_us: of the worker that waits longest; exposed_in_layers_us: without combining the streams and "
-    "finding the token. Weights are made up"
+    "of_lanes_us: the time of a token that each lane waits for others, in a request of its own with clocks in the "
+    "kernel, mean over tokens and over the lane's workers; exposed_us: of the lane that waits least. All other lanes "
+    "wait for that one, too, which is slower than they are: so exposed_us is what the exchange adds to a token, and "
+    "mean_us, the mean over all lanes, has the differences between lanes in it; exposed_in_layers_us: of the same "
+    "lane, without combining the streams and finding the token. Weights are made up"
 )
 Say = Callable[[str], None]
 
@@ -40,7 +41,7 @@ class Waiting(Target, Protocol):
     program: Program
 
     def lane_waits(self, request: Request, first: int, passes: int) -> NDArray[np.int64]:
-        """In ns, [pass][worker][stage], of decode passes from number ``first`` on."""
+        """In ns, [pass][lane][worker][stage], of decode passes from number ``first`` on."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def run(options: Options, progress: Progress, say: Say) -> dict[str, Any]:
     return result
 
 
-def _measure(options: Options, delay: int, progress: Progress) -> tuple[dict[str, float], str]:
+def _measure(options: Options, delay: int, progress: Progress) -> tuple[dict[str, Any], str]:
     """One delay: the numbers of its row, and the name of the target."""
     config = shapes.named(options.shape)
     assert config.lanes is not None
@@ -126,12 +127,14 @@ def _measure(options: Options, delay: int, progress: Progress) -> tuple[dict[str
         request = timing.fixed_length(prompt, WAITS_FROM + WAITS_PASSES + 2)
         waits = target.lane_waits(request, WAITS_FROM, WAITS_PASSES) / 1e3
         in_layers = np.array([getattr(stage, "layer", None) is not None for stage in target.program.begun])
-        of_workers = waits.sum(2).mean(0)
+        of_lanes = waits.sum(3).mean((0, 2))
+        least = int(of_lanes.argmin())
         point = {
             "delay": delay,
             "us_per_token": median(float(answer.gaps_us.mean()) for answer in answers),
-            "exposed_us": float(of_workers.mean()),
-            "exposed_in_layers_us": float(waits[:, :, in_layers].sum(2).mean()),
-            "exposed_of_slowest_us": float(of_workers.max()),
+            "exposed_us": float(of_lanes[least]),
+            "exposed_in_layers_us": float(waits[:, least][..., in_layers].sum(2).mean()),
+            "mean_us": float(of_lanes.mean()),
+            "of_lanes_us": of_lanes.tolist(),
         }
         return point, target.name

@@ -6,14 +6,20 @@ import math
 
 import numpy as np
 
+from monolane.bench.measure.routing import EVEN
 from monolane.bench.measure.shapes import MadeUpWeights, hash_of
 from monolane.errors import UsageError
 from monolane.model.config import ModelConfig
 from monolane.model.format import BF16, BLOCK_128, E4M3, FORMATS, Format, QuantRows, format_of, groups_of
+from monolane.model.quantise import Q8
 from monolane.model.weights import Bf16Bits, to_bf16
 
-Q4_K_M, FP8, MXFP4 = "q4_k_m", "fp8", "mxfp4"
-MIXTURES = (Q4_K_M, FP8, MXFP4, *(name for name, format in FORMATS.items() if format.is_low_bit))
+Q4_K_M, FP8 = "q4_k_m", "fp8"
+MXFP4, MXFP4_Q8 = "mxfp4+bf16", "mxfp4+q8"  # of gpt-oss: as it is published, and what --weights q8 makes of that
+# Of GGUF files that have one type alone, by its name there.
+ONE_TYPE = {"q4_0": "i4g32", "q4_1": "u4g32m", "q5_0": "i5g32", "q5_1": "u5g32m", "q8_0": "i8g32"}
+_OTHERS = (name for name, format in FORMATS.items() if format.is_low_bit and name not in ONE_TYPE.values())
+MIXTURES = (Q4_K_M, FP8, MXFP4, MXFP4_Q8, *ONE_TYPE, *_OTHERS)
 
 
 def q4_k_m_favours(layer: int, layers: int) -> bool:
@@ -23,28 +29,30 @@ def q4_k_m_favours(layer: int, layers: int) -> bool:
 
 
 class MadeUpMixture(MadeUpWeights):
-    """Random weights of about the usual magnitude, as ``mixture`` says: the name of a format, q4_k_m, fp8 or mxfp4."""
+    """Random weights of about the usual magnitude, as ``mixture`` says: one of MIXTURES."""
 
-    def __init__(self, config: ModelConfig, mixture: str, seed: int = 0) -> None:
-        super().__init__(config, seed)
+    def __init__(self, config: ModelConfig, mixture: str, seed: int = 0, routing: str = EVEN) -> None:
+        super().__init__(config, seed, routing)
         if mixture not in MIXTURES:
             raise UsageError(f"There is no mixture {mixture!r}.", f"Choose one of: {', '.join(MIXTURES)}.")
-        self._config, self._mixture = config, mixture
+        if mixture in (MXFP4, MXFP4_Q8) and config.experts is None:
+            raise UsageError(f"{mixture} is a mixture for experts, and this model has none.", "Choose another mixture.")
+        self._mixture = mixture
         self._bytes = np.tile(np.random.default_rng(seed).integers(0, 256, (1 << 22) + 4099, np.uint8), 2)
-        self.identity = f"made up, {mixture}"
+        self.identity = f"{self.identity}, {mixture}"
 
     def format(self, name: str) -> Format:
         """The q4_k_m of llama.cpp: Q4_K, and Q6_K for the head, and for v and down in the first and the last eighth of
-        the layers and in every third one between them. The fp8 of Hugging Face: all but head and embedding. The mxfp4
-        of gpt-oss: experts, and nothing else. Routers are never low-bit."""
+        the layers and in every third one between them. The fp8 of Hugging Face: all but head and embedding. The MXFP4
+        of gpt-oss: experts, and nothing else, or everything else in 8 bits. Routers are never low-bit."""
         if name.endswith("router"):
             return BF16
-        if self._mixture == MXFP4:
-            return FORMATS["fp4g32"] if ".experts." in name else BF16
+        if self._mixture in (MXFP4, MXFP4_Q8):
+            return FORMATS["fp4g32"] if ".experts." in name else Q8 if self._mixture == MXFP4_Q8 else BF16
         if self._mixture == FP8:
             return BF16 if name in ("embed", "head") else format_of(E4M3, BLOCK_128)
         if self._mixture != Q4_K_M:
-            return FORMATS[self._mixture]
+            return FORMATS[ONE_TYPE.get(self._mixture, self._mixture)]
         if name in ("embed", "head"):
             return FORMATS["i6k16" if name == "head" or self._config.tied else "u4k32"]
         _, number, *parts = name.split(".")
@@ -68,7 +76,7 @@ class MadeUpMixture(MadeUpWeights):
         if codes.is_float:
             found.codes[found.codes & 0x7F == 0x7F] = 0
         numbers = found.scales if found.scales.size else found.blocks
-        size = 1 / (np.sqrt(cols) * float(values.std()))
+        size = self.std(name) / float(values.std())
         _fill_scales(found, self._random(numbers.shape, place + 2, start), size, float(values.mean()))
         return found
 

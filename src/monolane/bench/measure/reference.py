@@ -27,10 +27,11 @@ PART_ELEMENTS = 1 << 19  # of a matrix, widened to fp32 at a time by each thread
 
 @dataclass(frozen=True)
 class Readings:
-    """Logits after each token: [tokens, vocabulary]."""
+    """Logits after each token: [tokens, vocabulary]; and which experts fp32 chose in each layer: [tokens, chosen]."""
 
     exact: Floats
     rounded: Floats
+    chosen: tuple[NDArray[np.int64], ...] = ()
 
 
 def read(config: ModelConfig, weights: Weights, tokens: Sequence[int]) -> Readings:
@@ -46,6 +47,7 @@ class _Reader:
         self._weights = weights
         self.pool = pool
         self._shapes = dict(expected_shapes(config))
+        self._chosen: list[NDArray[np.int64]] = []
 
     def read(self, tokens: Sequence[int]) -> Readings:
         x = self.embedded(tokens)
@@ -68,7 +70,7 @@ class _Reader:
 
     def logits(self, x: Floats) -> Readings:
         made = self._projected("embed" if self._config.tied else "head", x)
-        return Readings(made[EXACT], made[ROUNDED])
+        return Readings(made[EXACT], made[ROUNDED], tuple(self._chosen))
 
     def _projected(self, name: str, x: Floats, bias: bool = False) -> Floats:
         rows, cols = self._shapes[name]
@@ -139,6 +141,7 @@ class _Reader:
         """Both computations choose for themselves."""
         logits = self._projected(place + "router", x, experts.biased)
         chosen = np.argsort(-logits, -1, kind="stable")[..., : experts.chosen]
+        self._chosen.append(chosen[EXACT])
         powers = np.exp(logits - logits.max(-1, keepdims=True))
         weights = np.take_along_axis(powers, chosen, -1)
         weights = rounded(weights / (weights if experts.normalised else powers).sum(-1, keepdims=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from monolane.bench import output_path
-from monolane.bench.measure import accuracy, contexts, decode, lengths, server, stages, timing
+from monolane.bench.measure import accuracy, contexts, decode, lengths, routing, server, stages, timing
 from monolane.bench.measure import subject as subjects
 from monolane.bench.measure import workflow as workflows
 from monolane.bench.measure.decode import Lengths
@@ -43,6 +43,7 @@ class Options:
     lanes: int | None = None
     placement: str = "together"
     weights: str | None = None  # "q8" or "q4": quantised while they are loaded
+    routing: str = routing.EVEN  # of a shape with experts
     contexts: tuple[int, ...] = ()
     tokens: int | None = None  # None: the default of the device
     rounds: int = 5
@@ -78,6 +79,7 @@ class Options:
         words += ["--lanes", str(self.lanes)] if self.lanes else []
         words += ["--placement", self.placement] if self.placement != "together" else []
         words += ["--weights", self.weights] if self.weights else []
+        words += ["--routing", self.routing] if self.routing != routing.EVEN else []
         words += ["--context", ",".join(map(lengths.spelled, self.contexts))] if self.contexts else []
         words += ["--tokens", str(self.tokens)] if self.tokens else []
         words += ["--workflow", str(self.workflow)] if self.workflow else ["--rounds", str(self.rounds)]
@@ -89,7 +91,8 @@ class Options:
         """The name of a model's results: measured in another way it has another one, so that both are kept."""
         lanes = f"{self.lanes}-lanes" if self.lanes else None
         placement = self.placement if self.placement != "together" else None
-        return "-".join(filter(None, (name, self.weights, lanes, placement, kind)))
+        skewed = self.routing if self.routing != routing.EVEN else None
+        return "-".join(filter(None, (name, self.weights, skewed, lanes, placement, kind)))
 
 
 def run(options: Options, progress: Progress, say: Say) -> list[dict[str, Any]]:
@@ -114,7 +117,7 @@ def run(options: Options, progress: Progress, say: Say) -> list[dict[str, Any]]:
         )
         keep(f"server-{found['model']}", found)
     else:
-        name, model = subjects.find_model(options.model, options.shape, progress, options.weights)
+        name, model = subjects.find_model(options.model, options.shape, progress, options.weights, options.routing)
         kind = _kind(options)
         with _opened(options, name, model, kind, _needed(options, model, kind), progress) as (subject, around):
             _measure(options, subject, around, keep, say)
@@ -127,7 +130,7 @@ def sweep(options: Options, progress: Progress, say: Say) -> dict[str, Any]:
     """Measure the contexts alone. Those that exceed the model's context are left out, and reported as such."""
     if not options.contexts:
         raise UsageError("No context is to be measured.", "Give --context some numbers, such as 0,1k,4k.")
-    name, model = subjects.find_model(options.model, options.shape, progress, options.weights)
+    name, model = subjects.find_model(options.model, options.shape, progress, options.weights, options.routing)
     kind = _kind(options)
     tokens = _context_tokens(options, kind)
     fit, left_out = contexts.fitting(options.contexts, tokens, model.config)
@@ -136,9 +139,9 @@ def sweep(options: Options, progress: Progress, say: Say) -> dict[str, Any]:
     for length, why in left_out.items():
         say(f"{name}: a context of {int(length):,} is left out: {why}")
     with _opened(options, name, model, kind, fit[-1] + tokens, progress) as (subject, around):
-        verdict = _judged(subject, say)
+        judged = _judged(options, subject, say)
         found = contexts.measure(subject, around, fit, tokens, options.rounds, say)
-        found |= {"left_out": left_out, "accuracy": verdict} | around.where()
+        found |= {"left_out": left_out} | judged | around.where()
         say(record.written(f"context-{options.place(name, subject.kind)}", found, options.out, options.keep))
     return found
 
@@ -147,22 +150,22 @@ def _measure(
     options: Options, subject: Subject, around: Surroundings, keep: Callable[[str, dict[str, Any]], None], say: Say
 ) -> None:
     place = options.place(subject.name, subject.kind)
-    verdict = _judged(subject, say)
+    judged = _judged(options, subject, say)
     if options.workflow is not None:
         limit = _conversation(options, subject.model)
         found = workflows.measure(subject, options.workflow, limit, say)
-        keep(f"workflow-{place}", found | {"accuracy": verdict} | around.where())
+        keep(f"workflow-{place}", found | judged | around.where())
         return
     run_lengths = _lengths(options, subject.kind)
     with registry.opened(options.peers, _wanted(options, subject, run_lengths), say) as (others, skipped):
         found = decode.measure(subject, around, others, run_lengths, options.rounds, say)
     packages = ("torch", "triton", "transformers", "xllamacpp") if options.peers else ()
     found["peers_skipped"] |= skipped
-    keep(f"decode-{place}", found | {"accuracy": verdict} | around.where(*packages))
+    keep(f"decode-{place}", found | judged | around.where(*packages))
     if options.contexts:
         tokens = _context_tokens(options, subject.kind)
         found = contexts.measure(subject, around, options.contexts, tokens, options.rounds, say)
-        keep(f"context-{place}", found | {"accuracy": verdict} | around.where())
+        keep(f"context-{place}", found | judged | around.where())
     say("time per stage")
     try:
         by_stage = stages.measure(subject)
@@ -170,21 +173,27 @@ def _measure(
         say(f"time per stage is skipped: {error.message}")
         by_stage = None
     if by_stage is not None:
-        keep(f"stages-{place}", by_stage | {"accuracy": verdict} | around.where())
+        keep(f"stages-{place}", by_stage | judged | around.where())
 
 
-def _judged(subject: Subject, say: Say) -> dict[str, Any]:
-    """The verdict of the accuracy check; raises if it failed."""
+def _judged(options: Options, subject: Subject, say: Say) -> dict[str, Any]:
+    """The verdict of the accuracy check, and how even the choice of experts was; raises if the check failed."""
     model = subject.model
     prompt = subject.prompt(accuracy.PROMPT_TOKENS)
     say("accuracy: compared with an fp32 computation from the same weights")
     verdict = accuracy.require(accuracy.judge(model.config, model.weights, subject.target, prompt))
     say(f"accuracy: {verdict}")
+    experts: dict[str, Any] = {}
+    if model.config.experts is not None:
+        shared, even = verdict.shared_experts, routing.shared_if_even(model.config.experts)
+        kind = "of the model" if subject.real else options.routing
+        say(f"routing: {kind}; two tokens have {shared:.2f} experts in common, {even:.2f} if all were used evenly")
+        experts = {"routing": kind, "shared_experts": shared, "shared_experts_if_even": even}
     if not isinstance(model.weights, QuantisedWeights):
-        return verdict.to_dict()
+        return {"accuracy": verdict.to_dict()} | experts
     lost = accuracy.quantisation(model.config, model.weights, prompt)
     say(f"accuracy: quantising the weights to {model.dtype} has a divergence of {lost:.2e} nats from those stored")
-    return verdict.to_dict() | {"divergence_of_quantising": lost}
+    return {"accuracy": verdict.to_dict() | {"divergence_of_quantising": lost}} | experts
 
 
 @contextmanager

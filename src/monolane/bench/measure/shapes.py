@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from monolane.bench.measure.routing import EVEN, SKEWED, skewed_scales
 from monolane.errors import UsageError
 from monolane.model.config import Experts, LaneConfig, ModelConfig, Rope
 from monolane.model.families.gpt_oss import alternating, gate_of
 from monolane.model.families.rope import yarn_rope
-from monolane.model.weights import Bf16Bits, Unquantised, expected_shapes, to_bf16
+from monolane.model.weights import Bf16Bits, Unquantised, expected_shapes, from_bf16, to_bf16
 
 _LLAMA3, _QWEN = Rope(500000.0), Rope(1e6)
 
@@ -97,10 +98,20 @@ SHAPES = {
 
 
 def named(shape: str) -> ModelConfig:
-    """One of the shapes, or an error that lists them."""
-    if shape not in SHAPES:
-        raise UsageError(f"There is no shape {shape!r}.", f"Choose one of: {', '.join(SHAPES)}.")
-    return SHAPES[shape]
+    """One of the shapes, or an error that lists them. ``qwen3-30b-a3b:4``: with its first 4 layers alone."""
+    name, _, layers = shape.partition(":")
+    if name not in SHAPES:
+        raise UsageError(f"There is no shape {name!r}.", f"Choose one of: {', '.join(SHAPES)}.")
+    return _cut(name, layers) if ":" in shape else SHAPES[name]
+
+
+def _cut(name: str, layers: str) -> ModelConfig:
+    whole = SHAPES[name]
+    count = int(layers) if layers.isdecimal() else 0
+    if not 1 <= count <= whole.layers:
+        raise UsageError(f"{name}:{layers} is not possible.", f"{name} has {whole.layers} layers: choose 1 or more.")
+    experts = replace(whole.experts, layers=whole.experts.layers[:count]) if whole.experts else None
+    return replace(whole, layers=count, windows=whole.windows[:count], experts=experts)
 
 
 class MadeUpWeights(Unquantised):
@@ -110,20 +121,38 @@ class MadeUpWeights(Unquantised):
     converted = False
     identity = "made up"
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int = 0, routing: str = EVEN) -> None:
+        self._config, self._routing = config, routing
         self._shapes = dict(expected_shapes(config))
         self._pool = np.random.default_rng(seed).standard_normal((1 << 22) + 4099, np.float32)
         # The pool repeated twice, so that rows are a contiguous view of it wherever they begin, without a copy.
-        self._bits: dict[int, Bf16Bits] = {}
-        for cols in {shape[1] for shape in self._shapes.values() if len(shape) == 2}:
-            self._bits[cols] = np.tile(to_bf16(self._pool / np.float32(np.sqrt(cols))), 2)
+        self._bits: dict[float, Bf16Bits] = {}  # by standard deviation
+        for std in {self.std(name) for name, shape in self._shapes.items() if len(shape) == 2}:
+            self._bits[std] = np.tile(to_bf16(self._pool * np.float32(std)), 2)
+        if config.experts is not None:
+            self.identity = f"{self.identity}, {routing} routing"
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
+    def std(self, name: str) -> float:
+        """The standard deviation of a matrix. It keeps the magnitude of activations; only the embedding of a model with
+        experts is as large as what all layers add to it. Otherwise the same few experts would be chosen for all tokens,
+        because layers with random weights make tokens alike."""
+        if name == "embed" and self._config.experts is not None and not self._config.tied:
+            return float(np.sqrt(self._config.layers))
+        return float(1 / np.sqrt(self._shapes[name][1]))
+
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
+        piece = self._from_pool(name, start, stop)
+        if self._routing != SKEWED or not name.endswith(".router") or self._config.experts is None:
+            return piece
+        scales = skewed_scales(self._config.experts, hash_of(name))[start:stop, None]
+        return to_bf16(from_bf16(piece) * scales)
+
+    def _from_pool(self, name: str, start: int, stop: int) -> Bf16Bits:
         cols = self._shapes[name][1]
-        pool, period = self._bits[cols], len(self._pool)
+        pool, period = self._bits[self.std(name)], len(self._pool)
         first = (hash_of(name) + start * cols) % period
         wanted = (stop - start) * cols
         piece = pool[first : first + wanted] if wanted <= period else np.resize(pool[first : first + period], wanted)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monolane.bench.measure import checkpoint, mixtures, shapes
+from monolane.bench.measure import routing as routings
 from monolane.errors import UsageError
 from monolane.target.base import Target
 
@@ -56,18 +57,23 @@ class Subject:
 
 
 def find_model(
-    model: str | None, shape: str | None, progress: Progress, quantise: str | None = None
+    model: str | None, shape: str | None, progress: Progress, quantise: str | None = None, routing: str = routings.EVEN
 ) -> tuple[str, Model]:
     """Load a model given by name, folder or file, or make one of a shape; returns its name for results, and it.
-    ``quantise``: its weights as "q8" or "q4"; of a shape also a mixture, such as q4_k_m."""
+    ``quantise``: its weights as "q8" or "q4"; of a shape also a mixture, such as q4_k_m.
+    ``routing``: how the routers of a shape with experts choose."""
     if (model is None) == (shape is None):
         raise UsageError("What is to be measured is not clear.", "Give either a model or --shape NAME.")
+    if routing not in routings.ROUTINGS:
+        raise UsageError(f"There is no routing {routing!r}.", f"Choose one of: {', '.join(routings.ROUTINGS)}.")
+    if routing != routings.EVEN and (shape is None or shapes.named(shape).experts is None):
+        raise UsageError("Only the routers of shapes with experts are made up.", "Leave --routing out.")
     if shape is not None:
         if quantise in mixtures.MIXTURES:
-            return shape, _made_up(shape, quantise)
+            return shape, _made_up(shape, quantise, routing)
         # gpt-oss is published with its experts in MXFP4.
         published = mixtures.MXFP4 if shapes.named(shape).family == "gpt_oss" else None
-        return shape, _quantised(_made_up(shape, published), quantise)
+        return shape, _quantised(_made_up(shape, published, routing), quantise)
     from monolane.model.fetch import resolve
     from monolane.model.load import load_model
 
@@ -80,20 +86,25 @@ def _quantised(model: Model, kind: str | None) -> Model:
 
     if kind is None:
         return model
-    dtype = f"{mixtures.MXFP4}+{kind}" if model.dtype == mixtures.MXFP4 else kind  # experts stay as they are
+    # What is low-bit already stays as it is.
+    dtype = kind if model.dtype == "bf16" else f"{model.dtype.removesuffix('+bf16')}+{kind}"
     return replace(model, weights=quantised(model.weights, kind), dtype=dtype)
 
 
-def _made_up(shape: str, mixture: str | None = None) -> Model:
+def _made_up(shape: str, mixture: str | None, routing: str) -> Model:
     """A model with made-up weights, in bf16 or in a mixture of low-bit formats, and with a tokenizer that has the 256
     bytes and made-up words."""
     import tokenizers
 
-    from monolane.model.load import Model
+    from monolane.model.load import Model, Tokenization
     from monolane.model.tokenizer import Tokenizer
 
     config = shapes.named(shape)
     backend = tokenizers.Tokenizer.from_str(json.dumps(checkpoint.tokenizer(config.vocab)))
-    weights = mixtures.MadeUpMixture(config, mixture) if mixture else shapes.MadeUpWeights(config)
-    made = Model(shape, Path(shape), config, weights, Tokenizer(backend, {}), None, frozenset())
+    weights = (
+        mixtures.MadeUpMixture(config, mixture, routing=routing)
+        if mixture
+        else shapes.MadeUpWeights(config, routing=routing)
+    )
+    made = Model(shape, Path(shape), config, weights, lambda: Tokenization(Tokenizer(backend, {})))
     return replace(made, dtype=mixture) if mixture else made

@@ -17,6 +17,12 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|" + "---|" * len(columns), *body])
 
 
+def model_name(result: dict[str, Any]) -> str:
+    """The model, the format of its weights, and how its experts were chosen where that is not as even as possible."""
+    skewed = ", skewed routing" if result.get("routing") == "skewed" else ""
+    return f"{result['model']} {result['dtype']}{skewed}"
+
+
 def chosen_us(result: dict[str, Any], choice: str = "", clock: str = "", spec: str = ",.0f") -> str:
     """µs per token of a decode result, for one way to choose tokens; older results have greedy decoding only."""
     us = result.get(f"{choice}us_per_token{clock}")

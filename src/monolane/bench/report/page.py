@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monolane.bench.ceiling.result import HOST, load, speed
-from monolane.bench.report.markdown import NOT_MEASURED, chosen_us, grid, optional, peer_speed
+from monolane.bench.report.markdown import NOT_MEASURED, chosen_us, grid, model_name, optional, peer_speed
 
 Result = dict[str, Any]
 PEERS = ("torch.compile", "transformers", "llama.cpp, same file", "llama.cpp, bf16", "vllm", "sglang")
@@ -64,7 +64,9 @@ def _measured(found: list[Result], goal: Result) -> float | None:
     """
     for result in _of(found, goal["benchmark"]):
         where = result["machine"].get("gpu", {}).get("name", result["machine"]["processor"])
-        if result["model"] != goal["model"] or goal["on"] not in where:
+        if result["model"] != goal["model"] or goal["on"] not in where or result.get("routing") == "skewed":
+            continue
+        if "dtypes" in goal and result["dtype"] not in goal["dtypes"]:
             continue
         value, over = _at(result, goal["value"]), _at(result, goal["over"]) if "over" in goal else 1.0
         less = _at(result, goal["less"]) if "less" in goal else 0.0
@@ -73,11 +75,11 @@ def _measured(found: list[Result], goal: Result) -> float | None:
 
 
 def _at(result: Result, path: list[str | int]) -> float | None:
-    """The number at the end of a path of keys. In a list of points, a key is the ``context`` of one of them."""
+    """The number at the end of a path of keys. In a list of points, a key is the context or the delay of one."""
     value: Any = result
     for key in path:
         if isinstance(value, list):
-            value = next((point for point in value if point["context"] == key), None)
+            value = next((point for point in value if key in (point.get("context"), point.get("delay"))), None)
         else:
             value = value.get(key) if isinstance(value, dict) else None
     return None if value is None else float(value)
@@ -92,7 +94,7 @@ def _verdict(measured: float | None, goal: Result) -> str:
 def _decode(found: list[Result]) -> str:
     speeds = [
         (
-            _model(result),
+            model_name(result),
             _device(result),
             _gaps(result),
             f"{1e6 / result['us_per_token']:,.1f}",
@@ -106,7 +108,7 @@ def _decode(found: list[Result]) -> str:
     columns = ("gaps p50 / p99, µs", "tok/s", "GB/token", "read ceiling", "of ceiling", "of nominal")
     others = [
         (
-            _model(result),
+            model_name(result),
             _device(result),
             _firsts(result),
             optional(result.get("throughput", {}).get("tokens_per_second"), ",.1f", " tok/s"),
@@ -128,7 +130,7 @@ def _choices(found: list[Result]) -> str:
     """Time per token by the way in which tokens are chosen, and by clock."""
     rows = [
         (
-            _model(result),
+            model_name(result),
             result["device"],
             *(chosen_us(result, choice, clock, ",.1f") for clock in ("", "_device") for choice in CHOICES),
         )
@@ -147,13 +149,13 @@ def _peers(found: list[Result]) -> str:
         for name in named:
             faster = result["peers"].get(name, {}).get("ours_is_faster_by")
             cells.append(peer_speed(result, name) + (f" ({faster:.2f} x)" if faster else ""))
-        rows.append((_model(result), _device(result), f"{1e6 / result['us_per_token']:,.1f} tok/s", *cells))
+        rows.append((model_name(result), _device(result), f"{1e6 / result['us_per_token']:,.1f} tok/s", *cells))
     note = (
         "Peers in the same rounds and with the same lengths, all with 16-bit weights but for *same file*, which reads "
         "the file's own; in brackets how many times faster Monolane was."
     )
     reasons = [
-        f"- {_model(result)}, {_device(result)}: no {name}: {why}"
+        f"- {model_name(result)}, {_device(result)}: no {name}: {why}"
         for result in found
         for name, why in result.get("peers_skipped", {}).items()
     ]
@@ -179,10 +181,10 @@ def _context(found: list[Result]) -> str:
             growth = f"{point['growth_us']:,.0f} µs" if ideal else "-"
             ratio = f"{point['growth_us'] / ideal:.2f}" if ideal else "-"
             cells = (f"{point['context']:,}", f"{point['us_per_token']:,.0f}", growth, f"{ideal:,.0f} µs", ratio)
-            rows.append((_model(result), _device(result), *cells))
+            rows.append((model_name(result), _device(result), *cells))
     columns = ("tokens in the cache", "µs/token", "growth", "reading it at the ceiling", "ratio")
     left_out = [
-        f"- {_model(result)}, {_device(result)}: not {int(length):,}: {why}"
+        f"- {model_name(result)}, {_device(result)}: not {int(length):,}: {why}"
         for result in found
         for length, why in result.get("left_out", {}).items()
     ]
@@ -191,7 +193,7 @@ def _context(found: list[Result]) -> str:
 
 def _stages(found: list[Result]) -> str:
     rows = [
-        (_model(result), _device(result), stage, str(result["times"][stage]), f"{us:,.1f}", f"{us / whole:.0%}")
+        (model_name(result), _device(result), stage, str(result["times"][stage]), f"{us:,.1f}", f"{us / whole:.0%}")
         for result in found
         for whole in [sum(result["stages_us"].values())]
         for stage, us in result["stages_us"].items()
@@ -202,17 +204,17 @@ def _stages(found: list[Result]) -> str:
 def _delays(found: list[Result]) -> str:
     rows = [
         (
-            _model(result),
+            model_name(result),
             _device(result),
             str(point["delay"]),
-            *(f"{point[what]:,.1f}" for what in ("us_per_token", "exposed_us", "exposed_in_layers_us")),
+            *(f"{point[what]:,.1f}" for what in ("us_per_token", "exposed_us", "exposed_in_layers_us", "mean_us")),
             f"{point['exposed_us'] / point['us_per_token']:.1%}",
         )
         for result in found
         for point in result["points"]
     ]
-    columns = ("model", "device", "delay, layers", "µs/token", "exposed exchange, µs", "in layers, µs", "of the token")
-    return grid(columns, rows)
+    exposed = ("exposed exchange, µs", "in layers, µs", "waits of a mean lane, µs", "exposed, of the token")
+    return grid(("model", "device", "delay, layers", "µs/token", *exposed), rows)
 
 
 def _load(found: list[Result]) -> str:
@@ -256,7 +258,7 @@ def _ceiling(found: list[Result]) -> str:
 def _workflow(found: list[Result]) -> str:
     rows = [
         (
-            _model(result),
+            model_name(result),
             _device(result),
             f"{result['tokens']:,}",
             f"{result['wall_s']:,.1f} s",
@@ -368,10 +370,6 @@ def _methods(found: list[Result]) -> str:
     for result in found:
         kinds.setdefault(result["method"], []).append(result["benchmark"])
     return "\n".join(f"- **{', '.join(dict.fromkeys(names))}**: {method}." for method, names in kinds.items())
-
-
-def _model(result: Result) -> str:
-    return f"{result['model']} {result['dtype']}"
 
 
 def _device(result: Result) -> str:

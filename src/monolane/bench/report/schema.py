@@ -43,6 +43,9 @@ KINDS: dict[str, Schema] = {
         "energy_j_per_token?": (*NUMBER, NONE),
         "fraction_of_nominal?": (*NUMBER, NONE),
         "accuracy?": {"verdict": str},
+        "routing?": str,
+        "shared_experts?": NUMBER,
+        "shared_experts_if_even?": NUMBER,
     },
     "context": {
         **STREAM,
@@ -100,7 +103,8 @@ KINDS: dict[str, Schema] = {
                 "us_per_token": NUMBER,
                 "exposed_us": NUMBER,
                 "exposed_in_layers_us": NUMBER,
-                "exposed_of_slowest_us": NUMBER,
+                "mean_us": NUMBER,
+                "of_lanes_us": [NUMBER],
             }
         ],
     },

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from monolane.bench.report.markdown import model_name
+
 Result = dict[str, Any]
 
 
@@ -22,8 +24,11 @@ def text(results: Sequence[Result]) -> str:
 
 
 def _decode(result: Result) -> Iterator[str]:
-    yield f"{result['model']} {result['dtype']}, {result['device']}, weights {result['weights']}"
+    yield f"{model_name(result)}, {result['device']}, weights {result['weights']}"
     yield from _accuracy(result)
+    if "routing" in result:
+        shared = f"two tokens have {result['shared_experts']:.2f} experts in common"
+        yield _line("routing", f"{result['routing']}: {shared}, {result['shared_experts_if_even']:.2f} if evenly used")
     gaps = result["token_gaps_us"]
     yield _line("decode", f"{_speed(result['us_per_token'])} by the host's clock")
     spread = ", ".join(f"{share} {us:,.1f}" for share, us in gaps.items())
@@ -55,11 +60,13 @@ def _decode(result: Result) -> Iterator[str]:
 
 
 def _delays(result: Result) -> Iterator[str]:
-    yield f"{result['model']} {result['dtype']}, {result['device']}, weights made up"
-    yield f"  {'delay':>5}{'µs/token':>12}{'exposed exchange, µs':>23}{'of the token':>15}{'in layers, µs':>16}"
+    yield f"{model_name(result)}, {result['device']}, weights made up"
+    exposed = f"{'exposed exchange, µs':>23}{'of the token':>15}{'in layers, µs':>16}{'mean lane, µs':>16}"
+    yield f"  {'delay':>5}{'µs/token':>12}{exposed}"
     for point in result["points"]:
-        us, exposed, in_layers = (point[name] for name in ("us_per_token", "exposed_us", "exposed_in_layers_us"))
-        yield f"  {point['delay']:5}{us:12,.1f}{exposed:23,.1f}{exposed / us:15.1%}{in_layers:16,.1f}"
+        us, waited, in_layers = (point[name] for name in ("us_per_token", "exposed_us", "exposed_in_layers_us"))
+        numbers = f"{us:12,.1f}{waited:23,.1f}{waited / us:15.1%}{in_layers:16,.1f}{point['mean_us']:16,.1f}"
+        yield f"  {point['delay']:5}{numbers}"
 
 
 def _beside(result: Result) -> Iterator[str]:
@@ -74,7 +81,7 @@ def _beside(result: Result) -> Iterator[str]:
 
 
 def _context(result: Result) -> Iterator[str]:
-    yield f"{result['model']} {result['dtype']}, {result['device']}"
+    yield f"{model_name(result)}, {result['device']}"
     speeds = f"{'µs/token':>12}{'by the device':>15}{'tok/s':>10}{'of ceiling':>12}"
     yield f"{'tokens in the cache':>20}{speeds}{'growth, µs':>12}{'reading it, µs':>16}"
     for point in result["points"]:
@@ -100,7 +107,7 @@ def _stages(result: Result) -> Iterator[str]:
 
 
 def _workflow(result: Result) -> Iterator[str]:
-    yield f"{result['model']} {result['dtype']}, {result['device']}: an agent's loop of {result['tokens']:,} tokens"
+    yield f"{model_name(result)}, {result['device']}: an agent's loop of {result['tokens']:,} tokens"
     yield from _accuracy(result)
     beside = ", ".join(f"{seconds:,.1f} s at {speed}" for speed, seconds in result["wall_s_at"].items())
     yield _line("wall time", f"{result['wall_s']:,.1f} s ({result['tokens_per_second']:,.1f} tok/s); {beside}")

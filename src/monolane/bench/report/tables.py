@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from monolane.bench.report import schema
-from monolane.bench.report.markdown import chosen_us, grid, peer_speed
+from monolane.bench.report.markdown import chosen_us, grid, model_name, peer_speed
 from monolane.bench.report.record import RESULTS
 from monolane.errors import MonolaneError, UsageError
 
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
+PEER = "llama.cpp, same file"
 README, PAGE, GOALS = Path("README.md"), Path("docs/results.md"), Path("benchmarks/goals.json")
 MORE = (
     "[All results](docs/results.md): goals, peers, percentiles, first tokens, contexts, loading, serving; machines, "
@@ -35,28 +36,28 @@ def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """The README's tables: decode speeds on GPUs, then on CPUs, each with the main peer on that kind of device."""
+    """The README's tables: decode speeds on GPUs, then on CPUs, each beside llama.cpp with the same file."""
     decoded = [result for result in found if result["benchmark"] == "decode"]
     decoded.sort(key=lambda result: float(result["us_per_token"]))
     on_gpu = [result for result in decoded if "gpu" in result["machine"]]
     on_cpu = [result for result in decoded if "gpu" not in result["machine"]]
-    parts = [_decode("GPU", on_gpu, "torch.compile"), _decode("CPU", on_cpu, "llama.cpp, same file"), MORE]
+    parts = [_decode("GPU", on_gpu), _decode("CPU", on_cpu), MORE]
     return "\n\n".join(filter(None, parts))
 
 
-def _decode(kind: str, found: list[dict[str, Any]], peer: str) -> str:
+def _decode(kind: str, found: list[dict[str, Any]]) -> str:
     speeds = ("µs/token, greedy", "sampled", "tok/s, greedy", "sampled")
-    columns = ("model", kind, *speeds, "GB/token", "of the read ceiling", peer)
+    columns = ("model", kind, *speeds, "GB/token", "of the read ceiling", PEER)
     rows = [
         (
-            f"{result['model']} {result['dtype']}",
+            model_name(result),
             _where(result),
             chosen_us(result),
             chosen_us(result, "sampled_"),
             *(_tokens_per_second(result.get(f"{choice}us_per_token"), kind) for choice in ("", "sampled_")),
             f"{result['bytes_per_token'] / 1e9:.2f}",
             f"{result['fraction_of_ceiling']:.0%}",
-            peer_speed(result, peer),
+            peer_speed(result, PEER),
         )
         for result in found
     ]
