@@ -45,8 +45,9 @@ shapes: st.SearchStrategy[Shape] = st.builds(
     layers=st.lists(st.builds(Layer, mixers, feed_forwards, st.integers(1, 4)), min_size=1, max_size=6).map(tuple),
 )
 latencies = st.builds(
-    Latencies, st.floats(0.1, 20.0), st.floats(0.01, 1.0), st.floats(0.3, 1.0), st.floats(0.3, 1.0), st.floats(0.6, 1.0)
-)
+    Latencies, st.floats(0.1, 20.0), st.floats(0.01, 1.0), st.floats(0.3, 1.0), st.floats(0.3, 1.0),
+    st.floats(1.0, 9.0), st.floats(0.1, 20.0),
+)  # fmt: skip
 
 
 def described(shape: Shape) -> Described:
@@ -69,4 +70,4 @@ def result_of(
     described = from_entry(CATALOGUE[model])
     work = steps(described.shape, described.precision(weights), context, Lanes())
     us = token_time(work, CEILING, truth).us * (1 + off)
-    return Result(f"decode-{model}.json", model, on, "gpu", CEILING, work, us)
+    return Result(f"decode-{model}.json", model, on, "gpu", CEILING, work, us, weights)

@@ -11,12 +11,22 @@ import pytest
 from made_up_plans import CEILING, result_of
 
 from monolane.bench.report.record import RESULTS
-from monolane.planner.calibration import calibrate, fit, measured_ceiling, predicted_us, read_results
+from monolane.planner.calibration import (
+    EXPERTS,
+    LOW_BIT,
+    OWN_LANES,
+    calibrate,
+    fit,
+    measured_ceiling,
+    predicted_us,
+    read_results,
+    root_mean_square,
+)
 from monolane.planner.latency import Latencies
 from monolane.planner.machines import MACHINES
 from monolane.target.cuda.predict import HANDOFF_US, PAUSE_US
 
-TRUTH = Latencies(handoff_us=2.2, leak=0.6, efficiency=0.97, cache_efficiency=0.7, low_bit=0.8)
+TRUTH = Latencies(handoff_us=2.2, leak=0.6, efficiency=0.97, cache_efficiency=0.7, unpacking=2.0, router_us=6.0)
 MODELS = ("llama-3.2-1b", "smollm2-135m", "qwen2.5-coder-1.5b", "qwen3-1.7b")
 H200 = MACHINES["H200"]
 
@@ -35,9 +45,37 @@ def test_low_bit_results_show_how_fast_low_bit_weights_are() -> None:
     low_bit = [result_of(model, TRUTH, weights="q4_k_m") for model in MODELS[:2]]
     unseen = result_of("llama-3.1-8b", TRUTH, weights="q4")
     without, found = calibrate(H200, bf16), calibrate(H200, bf16 + low_bit)
-    assert (without.has_low_bit, found.has_low_bit) == (False, True)
+    assert (without.covered, found.covered) == (frozenset(), {LOW_BIT})
     assert predicted_us(unseen, without.latencies) < 0.9 * unseen.us  # what a probe has shown is too good
     assert predicted_us(unseen, found.latencies) == pytest.approx(unseen.us, rel=0.05)
+
+
+def test_results_of_experts_show_what_a_router_costs() -> None:
+    dense = [result_of(model, TRUTH) for model in MODELS]
+    mixtures = [result_of("gpt-oss-20b", TRUTH, weights="mxfp4+bf16"), result_of("qwen3-30b-a3b", TRUTH)]
+    unseen = result_of("gpt-oss-120b", TRUTH, weights="mxfp4+q8")
+    without, found = calibrate(H200, dense), calibrate(H200, dense + mixtures)
+    assert found.covered == {LOW_BIT, EXPERTS}
+    assert predicted_us(unseen, without.latencies) < 0.9 * unseen.us
+    assert predicted_us(unseen, found.latencies) == pytest.approx(unseen.us, rel=0.08)
+
+
+def test_the_error_of_a_plan_is_that_of_results_like_it() -> None:
+    """What is hard to predict widens the error bar of plans with the same, and of no others."""
+    plain = [result_of(model, TRUTH) for model in MODELS]
+    wild = [
+        result_of(model, TRUTH, weights="q4_k_m", off=off)
+        for model, off in zip(MODELS, (0.3, -0.3, 0.3, -0.3), strict=True)
+    ]
+    found = calibrate(H200, plain + wild)
+    errors = [
+        root_mean_square(found.comparable(frozenset(traits))) for traits in ((), (LOW_BIT,), (LOW_BIT, OWN_LANES))
+    ]
+    assert errors[0] is not None
+    assert errors[1] is not None
+    assert errors[1] > max(0.2, 2 * errors[0])
+    assert errors[2] == errors[1]
+    assert calibrate(H200, wild).comparable(frozenset())  # better than none
 
 
 def test_without_results_the_probes_speak() -> None:
@@ -119,8 +157,10 @@ def test_results_are_read_and_what_is_not_one_is_passed_over(tmp_path: Path) -> 
         "g": decode(benchmark="load"),
         "h": ["no", "object"],
         "i": decode(ceiling_bytes_per_s=None),
-        "l": decode(dtype="q4_k_m"),  # of unknown size
-        "m": decode(dtype="q4_k_m", bytes_per_token=7e8),
+        "l": decode(dtype="awq"),  # of unknown size
+        "m": decode(dtype="awq", bytes_per_token=7e8),
+        "n": decode(dtype="q4_k_m"),
+        "o": decode(model="qwen3-30b-a3b", routing="skewed"),  # not beside the same with even routing
         "k": decode(benchmark="ceiling", waits=[7, {"what": "hand-off", "streaming_bytes": 0, "us": 1.4}]),
     }
     for name, content in files.items():
@@ -133,10 +173,12 @@ def test_results_are_read_and_what_is_not_one_is_passed_over(tmp_path: Path) -> 
         ("b.json", 760.0, "H200"),
         ("c.json", 625.0, "Some CPU, 2 cores"),
         ("m.json", 625.0, "H200"),
+        ("n.json", 625.0, "H200"),
     ]
-    assert sum(step.times * step.low_bit for step in found[4].work) == pytest.approx(7e8)
+    assert sum(step.times * step.weights for step in found[4].work) == pytest.approx(7e8)
+    assert sum(step.times * step.weights for step in found[5].work) == pytest.approx(8.1e8, rel=0.01)
     assert found[2].work[0].cache > found[1].work[0].cache == 0
-    assert [result.handoff_us for result in found] == [1.4, 1.4, 1.4, None, 1.4]
+    assert [result.handoff_us for result in found] == [1.4, 1.4, 1.4, None, 1.4, 1.4]
     assert read_results(tmp_path / "nowhere") == []
 
 

@@ -139,8 +139,10 @@ def test_a_mistral_config_without_the_key_has_the_window_of_transformers(
         ("laneformer-2b", 2.32e9, 2.22e9),
         ("llama-2-7b", 6.74e9, 6.61e9),
         ("llama-3.1-8b", 8.03e9, 7.5e9),
+        ("qwen3-14b", 14.8e9, 14.0e9),
         ("qwen3-30b-a3b", 30.5e9, 3.04e9),
         ("qwen3-coder-next", 80e9, 3.56e9),
+        ("gpt-oss-20b", 20.9e9, 3.6e9),
         ("gpt-oss-120b", 116.8e9, 5.13e9),
         ("deepseek-v4-flash", 284e9, 13.2e9),
         ("kimi-k2.6", 1.03e12, 32e9),
@@ -229,7 +231,7 @@ def test_no_config_breaks_the_planner(entry: Entry, data: st.DataObject) -> None
     config = Settings({**entry.config, **{key: data.draw(JUNK) for key in keys}}, "a test")
     try:
         shape, precision = read_shape(language_part(config)), published(config)
-        time = token_time(steps(shape, precision, 100, Lanes(3)), 1e12, Latencies(2.0, 0.5, 1.0, 1.0, 1.0), 3.0)
+        time = token_time(steps(shape, precision, 100, Lanes(3)), 1e12, Latencies(2.0, 0.5, 1.0, 1.0, 3.0, 1.0), 3.0)
         held = footprint(shape, precision, 100, 3).total.lane_held
     except MonolaneError:
         return

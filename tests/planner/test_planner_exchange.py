@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_plans import result_of, several
+from made_up_plans import CEILING, result_of, several
 
 from monolane.bench.ceiling.measured_exchanges import MeasuredExchanges, of_result
 from monolane.planner import report
 from monolane.planner.calibration import read_results
 from monolane.planner.catalogue import CATALOGUE
 from monolane.planner.exchange import exchange_time
-from monolane.planner.latency import Latencies
+from monolane.planner.latency import Lanes, Latencies, steps, token_time
 from monolane.planner.machines import MACHINES
+from monolane.planner.precision import named
 from monolane.planner.prediction import Ceiling, predict
 from monolane.planner.source import from_entry
 
 H200, MODEL = MACHINES["H200"], from_entry(CATALOGUE["laneformer-2b"])  # of 3,072 values
-TRUTH = Latencies(handoff_us=2.0, leak=0.5, efficiency=1.0, cache_efficiency=1.0, low_bit=1.0)
+TRUTH = Latencies(handoff_us=2.0, leak=0.5, efficiency=1.0, cache_efficiency=1.0, unpacking=8.0, router_us=3.0)
 
 
 def exchange(lanes: int, values: int, own_us: float, **changes: Any) -> dict[str, Any]:
@@ -92,6 +93,37 @@ def test_a_plan_takes_the_exchanges_of_the_results_and_says_so() -> None:
     assert report.as_json(after)["exchange_source"] == after.exchange.source
     alone = predict(MODEL, several(1, H200), [replace(results[0], exchanges=MEASURED)], dtype="bf16")
     assert "exchange" not in report.text(alone)
+
+
+def test_lanes_that_were_measured_on_one_gpu_give_several_an_error_bar(tmp_path: Path) -> None:
+    """As many µs as their times differ from the prediction, for as many exchanges, and what the wire may add."""
+    machine = {"machine": {"gpu": {"name": "NVIDIA H200"}}, "ceiling_bytes_per_s": CEILING}
+    decode = {"benchmark": "decode", "model": "llama-3.2-1b", "dtype": "bf16", "prompt_tokens": 128, "tokens": 512}
+    (tmp_path / "decode.json").write_text(json.dumps({**machine, **decode, "us_per_token": 600.0}))
+    (tmp_path / "ceiling.json").write_text(json.dumps({**machine, "benchmark": "ceiling", **RESULT}))
+    before = predict(MODEL, several(8, H200), read_results(tmp_path), dtype="bf16")
+    assert before.error is None
+    known = before.calibration.latencies
+    points = []
+    for delay in (0, 2):
+        work = steps(MODEL.shape, named("bf16"), 128, Lanes(8, delay=2 * delay))
+        us = token_time(work, CEILING / 8, known, 1.2 + known.handoff_us).us
+        points.append({"delay": delay, "us_per_token": us + 62.0})
+    delays = {"benchmark": "delays", "model": "laneformer-2b", "lanes": 8, "tokens": 256, "points": [*points, 7, {}]}
+    for placement, widened in (("together", False), ("apart", True)):
+        (tmp_path / "delays.json").write_text(json.dumps({**machine, **delays, "placement": placement}))
+        found = predict(MODEL, several(8, H200), read_results(tmp_path), dtype="bf16")
+        assert found.time == before.time
+        assert (found.error is not None) == widened
+    assert found.lanes_error is not None
+    assert found.lanes_error.unexplained_us == pytest.approx(62.0, abs=0.1)
+    assert found.error is not None
+    assert found.error > 62.0 / found.time.us
+    assert found.tokens_per_s_range is not None
+    low, high = found.tokens_per_s_range
+    assert low < found.tokens_per_s < high <= 1e6 / found.roofline_us(CEILING)
+    assert "62 µs that lanes on one GPU took more or less" in " ".join(report.text(found).split())
+    assert predict(MODEL, several(16, H200), read_results(tmp_path), dtype="bf16").error is None
 
 
 def test_the_exchanges_of_this_machine_come_before_those_of_the_results() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,25 @@ def test_the_table_has_every_number_and_explains_every_model(results: list[Resul
     assert "latencies of MI300X (taken from H200)" in " ".join(text.split())
 
 
+def test_what_one_gpu_measured_stands_beside_the_others() -> None:
+    """Of the weights as they are published, on that machine; context sweeps are something else."""
+    truth = Latencies(1.5, 0.4, 1.0, 1.0, 2.5, 6.0)
+    measured = result_of("gpt-oss-120b", truth, weights="mxfp4+bf16")
+    others = [
+        result_of("gpt-oss-120b", truth, weights="mxfp4+q8"),
+        result_of("gpt-oss-120b", truth, weights="mxfp4+bf16", on="B200"),
+        replace(measured, source="context-gpt-oss-120b.json", us=1.0),
+    ]
+    for results, shown in (([measured, *others], f"{1e6 / measured.us:,.0f}"), (others, "-")):
+        rows = [line.split() for line in kog_report.text(results).splitlines() if line.startswith("gpt-oss-120b  ")]
+        assert [(row[1], row[-1]) for row in rows] == [("8xH200", shown), ("8xMI300X", "-")]
+
+
 def test_explanations_follow_from_the_terms() -> None:
     """With hand-offs that take hardly any time ours is above the formula where lanes need not wait; else below."""
     quick, slow = (
         kog.comparisons(
-            [result_of(name, Latencies(us, 0.5, 1.0, 1.0, 1.0)) for name in ("llama-3.2-1b", "smollm2-135m")]
+            [result_of(name, Latencies(us, 0.5, 1.0, 1.0, 3.0, us)) for name in ("llama-3.2-1b", "smollm2-135m")]
         )
         for us in (0.2, 20.0)
     )

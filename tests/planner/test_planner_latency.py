@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from made_up_plans import described, latencies, machine, several, shapes
 
 from monolane.errors import ResourceError, UsageError
+from monolane.planner import low_bit
 from monolane.planner.catalogue import CATALOGUE
 from monolane.planner.feedforward import Dense, Experts
 from monolane.planner.footprint import footprint
@@ -25,7 +26,7 @@ from monolane.planner.source import from_entry
 LANES = st.builds(Lanes, st.integers(1, 16), st.floats(0.0, 20.0), st.integers(0, 8))
 CONTEXTS = st.integers(0, 200_000)
 BANDWIDTHS = st.floats(1e9, 1e13)
-KNOWN = Latencies(handoff_us=2.0, leak=0.5, efficiency=1.0, cache_efficiency=1.0, low_bit=1.0)
+KNOWN = Latencies(handoff_us=2.0, leak=0.5, efficiency=1.0, cache_efficiency=1.0, unpacking=8.0, router_us=3.0)
 SLACK = 1 + 1e-9
 
 
@@ -57,7 +58,8 @@ def test_more_bytes_are_never_faster(
     shape: Shape, context: int, bandwidth: float, known: Latencies, lanes: Lanes
 ) -> None:
     by_size = sorted(FORMATS, key=lambda name: FORMATS[name])
-    times = [us(shape, dtype, context, bandwidth, known, lanes) for dtype in by_size]
+    quick = replace(known, unpacking=1e9)  # bf16 need not be unpacked
+    times = [us(shape, dtype, context, bandwidth, quick, lanes) for dtype in by_size]
     assert all(fewer <= more * SLACK for fewer, more in pairwise(times))
     longer = replace(shape, layers=(*shape.layers, shape.layers[0]))
     assert us(shape, "bf16", context, bandwidth, known, lanes) <= us(longer, "bf16", context, bandwidth, known, lanes)
@@ -107,8 +109,21 @@ def test_a_layer_takes_the_longer_of_its_two_sides() -> None:
     assert flooded.weights == 0
 
 
+def test_low_bit_weights_take_the_longer_of_reading_and_of_unpacking_between_hand_offs() -> None:
+    shape = from_entry(CATALOGUE["llama-3.2-1b"]).shape
+    work = steps(shape, low_bit.chosen("q4", shape), 0, Lanes())
+    weights = sum(step.times * step.low_bit for step in work)
+    assert weights == pytest.approx(shape.active_parameters, rel=0.001)  # all but norms
+    slow, quick = (token_time(work, 1e12, replace(KNOWN, unpacking=value)) for value in (1.0, 100.0))
+    assert slow.binds == "unpacking"
+    assert slow.us == pytest.approx(2 * weights / 1e12 * 1e6 + shape.handoffs * KNOWN.handoff_us)
+    assert quick.unpacking == 0
+    assert quick.weights == pytest.approx(footprint(shape, low_bit.chosen("q4", shape), 0, 1).total.active / 1e12 * 1e6)
+
+
 def test_experts_cannot_be_fetched_before_their_router() -> None:
-    """A mixture reads as many bytes and has one stage more, but its hand-off before the experts is paid in full."""
+    """A mixture reads as many bytes and has one stage more, but its hand-off before the experts is paid in full, and
+    so is the choice."""
     base = from_entry(CATALOGUE["llama-3.2-1b"]).shape
     mixture = Experts(count=8, chosen=1, ffn=8192)
     layers = tuple(replace(layer, ffn=mixture) for layer in base.layers)
@@ -116,7 +131,8 @@ def test_experts_cannot_be_fetched_before_their_router() -> None:
         token_time(steps(replace(base, layers=made), named("bf16"), 0, Lanes()), 1e12, KNOWN)
         for made in (layers, tuple(replace(layer, ffn=replace(mixture, hashed=True)) for layer in layers))
     )
-    assert known.us - hashed.us == pytest.approx(len(layers) * (KNOWN.handoff_us - KNOWN.pause_us))
+    in_full = KNOWN.handoff_us + KNOWN.router_us
+    assert known.us - hashed.us == pytest.approx(len(layers) * (in_full - KNOWN.pause_us))
     assert isinstance(base.layers[0].ffn, Dense)
 
 

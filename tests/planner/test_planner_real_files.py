@@ -6,8 +6,11 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import gguf
 import pytest
+from tiny_models import GgufModel
 
+from monolane.bench.measure.shapes import SHAPES
 from monolane.model.data_file import DataFile
 from monolane.model.gguf_file import read_gguf
 from monolane.model.load import load_config, load_config_and_formats
@@ -15,10 +18,13 @@ from monolane.model.tensors import StoredTensor
 from monolane.planner.catalogue import CATALOGUE
 from monolane.planner.footprint import Footprint, footprint
 from monolane.planner.parts import Part
+from monolane.planner.shape import shape_of
 from monolane.planner.source import Described, describe, from_entry, gguf_part
 from monolane.progress import Silent
 from monolane.target import plan_for
 from thorough import seldom
+
+Kind = gguf.GGMLQuantizationType
 
 
 @pytest.fixture(params=["default_model_path", seldom("coder_model_path")])
@@ -64,6 +70,31 @@ def test_bytes_per_token_and_of_the_cache_are_those_of_the_engine(path: Path) ->
     assert streamed(counted) == engine.bytes_per_token
     assert counted.cache.held == engine.program.cache_bytes(1000)
     assert describe(str(path)).shape.handoffs == engine.program.handoffs
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"), [("qwen3moe", Kind.Q4_K), ("qwen2moe", Kind.Q8_0), ("llama", Kind.Q6_K)]
+)
+def test_experts_of_a_file_are_counted_as_the_engine_streams_and_keeps_them(
+    tmp_path: Path, architecture: str, kind: Kind
+) -> None:
+    path = GgufModel(architecture, kind, 4).write(tmp_path / "model.gguf")
+    config, formats = load_config_and_formats(path, None, Silent())
+    engine = plan_for(config, workers=2, formats=formats)
+    counted = weigh(describe(str(path)), "published")
+    assert {"routed experts", "router"} <= {row.part for row in counted.rows}
+    rest = (Part.EMBEDDING, Part.SMALL)
+    matrices = [row for row in counted.rows if row.part not in rest]
+    assert sum(row.active for row in matrices) == pytest.approx(engine.bytes_per_token, rel=0.02)
+    assert sum(row.held for row in matrices) == pytest.approx(engine.resident_bytes, rel=0.02)
+    assert describe(str(path)).shape.handoffs == engine.program.handoffs
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() & CATALOGUE.keys()))
+def test_a_shape_of_the_benchmarks_is_the_model_of_the_catalogue(name: str) -> None:
+    """A result names its model: the planner must count the same layers."""
+    measured, known = shape_of(SHAPES[name]), from_entry(CATALOGUE[name]).shape
+    assert (measured.layers, measured.hidden, measured.vocab) == (known.layers, known.hidden, known.vocab)
 
 
 @pytest.mark.parametrize(

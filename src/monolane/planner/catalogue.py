@@ -77,6 +77,16 @@ def _deepseek_v4(first_ratio: int, layers: int, q_rank: int, o_groups: int, top_
     }
 
 
+def _gpt_oss(layers: int, experts: int) -> dict[str, object]:
+    return {
+        **_sizes("gpt_oss", 2880, layers, 64, 8, 64, 2880, 201088, 131072),
+        "num_local_experts": experts,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+
+
 _LINEAR = {
     "full_attention_interval": 4,
     "linear_num_key_heads": 16,
@@ -136,6 +146,7 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry("llama-2-7b", "Llama 2 7B", _sizes("llama", 4096, 32, 32, 32, 128, 11008, 32000, 4096)),
         Entry("llama-3.1-8b", "Llama 3.1 8B", _sizes("llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072)),
+        Entry("qwen3-14b", "Qwen3 14B", _sizes("qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960)),
         Entry(
             "qwen3-30b-a3b",
             "Qwen3 30B-A3B",
@@ -147,17 +158,8 @@ CATALOGUE: dict[str, Entry] = {
             {**_sizes("qwen3_next", 2048, 48, 16, 2, 256, 5632, 151936, 262144), **_LINEAR, **_experts(512, 10, 512)},
             {"linear_*": "as in Qwen3-Next, which it was trained from"},
         ),
-        Entry(
-            "gpt-oss-120b",
-            "gpt-oss-120b",
-            {
-                **_sizes("gpt_oss", 2880, 36, 64, 8, 64, 2880, 201088, 131072),
-                "num_local_experts": 128,
-                "num_experts_per_tok": 4,
-                "sliding_window": 128,
-                "quantization_config": {"quant_method": "mxfp4"},
-            },
-        ),
+        Entry("gpt-oss-20b", "gpt-oss-20b", _gpt_oss(24, 32)),
+        Entry("gpt-oss-120b", "gpt-oss-120b", _gpt_oss(36, 128)),
         Entry(
             "deepseek-v4-flash",
             "DeepSeek-V4-Flash",

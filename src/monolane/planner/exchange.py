@@ -23,6 +23,7 @@ class ExchangeTime:
     us: float
     source: str  # what of it is measured and what is assumed, in words
     measured: bool = False  # at least the part inside a GPU
+    wire_us: float = 0.0  # the part that is assumed, where the other is measured
 
 
 def exchange_time(
@@ -41,4 +42,5 @@ def exchange_time(
         f"hand-off inside a lane; assumed: {wire.latency_us:.1f} µs more for the way through "
         f"{wire.name}, and {port_us:.2f} µs for {sent / 1e3:,.0f} KB at {wire.bytes_per_s / 1e9:,.0f} GB/s",
         measured=True,
+        wire_us=wire.latency_us + port_us,
     )

@@ -10,8 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from monolane.bench.measure.mixtures import MXFP4
 from monolane.planner.calibration import Result
 from monolane.planner.catalogue import CATALOGUE
+from monolane.planner.latency import MICRO
 from monolane.planner.machines import MACHINES, Cluster
 from monolane.planner.precision import PUBLISHED
 from monolane.planner.prediction import Prediction, predict
@@ -85,6 +87,7 @@ class Comparison:
     node: str
     speed: float
     ours: Prediction
+    one_gpu: float | None  # tokens per second that Monolane measured on a single one of the machines
 
     @property
     def active_bytes(self) -> float:
@@ -110,7 +113,19 @@ def _comparison(published: Published, at: int, results: Sequence[Result]) -> Com
     node = NODES[at]
     cluster = Cluster(MACHINES[node], COUNT, COUNT)
     ours = predict(from_entry(CATALOGUE[published.model]), cluster, results, dtype=published.dtype, context=CONTEXT)
-    return Comparison(published, node, published.speeds[at], ours)
+    return Comparison(published, node, published.speeds[at], ours, _measured(published, node, results))
+
+
+def _measured(published: Published, node: str, results: Sequence[Result]) -> float | None:
+    """From the decode result of the weights as published; gpt-oss is the only mixture of formats that is measured."""
+    dtype = MXFP4 if published.dtype == PUBLISHED else published.dtype
+    times = [
+        result.us
+        for result in results
+        if (result.model, result.machine, result.dtype) == (published.model, node, dtype)
+        and result.source.startswith("decode-")
+    ]
+    return MICRO / min(times) if times else None
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,15 @@ SAME = 0.05  # sizes that differ by a smaller share count as equal: sources coun
 _LEGEND = (
     "GB/token: active bytes, counted from the config. implied: the bytes that the published number is the formula of. "
     f"formula: {UTILISATION:.0%} x effective bandwidth / GB/token, effective being {EFFECTIVE_SHARE:.0%} of nominal "
-    "(said of MI300X, assumed of H200). No cache is read. * measured by its makers, not projected; ! its sources "
+    "(said of MI300X, assumed of H200). No cache is read. one GPU: what Monolane measured on a single one, in "
+    "tokens per second; - not measured. * measured by its makers, not projected; ! its sources "
     "contradict each other; ~ machine not said."
 )
 
 
 def text(results: Sequence[Result]) -> str:
     found = comparisons(results)
-    rows = [["model", "on", "GB/token", "implied", "published", "formula", "ours", "binds"]]
+    rows = [["model", "on", "GB/token", "implied", "published", "formula", "ours", "binds", "one GPU"]]
     rows += [_row(one) for model in found for one in model]
     return "\n".join(
         [
@@ -54,6 +55,7 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
             "formula_tokens_per_second": one.formula,
             "our_tokens_per_second": one.ours.tokens_per_s,
             "binds": one.ours.time.binds,
+            "one_gpu_measured_tokens_per_second": one.one_gpu,
             "explanation": explain(model),
         }
         for model in comparisons(results)
@@ -73,6 +75,7 @@ def _row(one: Comparison) -> list[str]:
         f"{one.formula:,.0f}",
         f"{one.ours.tokens_per_s:,.0f}",
         one.ours.time.binds,
+        "-" if one.one_gpu is None else f"{one.one_gpu:,.0f}",
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from monolane.bench.measure.mixtures import MIXTURES, Q4_K_M, q4_k_m_favours
+from monolane.bench.measure.mixtures import MIXTURES, MXFP4, MXFP4_Q8, ONE_TYPE, Q4_K_M, q4_k_m_favours
 from monolane.errors import UsageError
 from monolane.model.format import FORMATS as MATRIX_FORMATS
 from monolane.model.quantise import KINDS, Q4, Q8
@@ -16,6 +16,7 @@ from monolane.planner.shape import Layer, Shape
 
 NAMES = tuple(dict.fromkeys((*precision.FORMATS, *KINDS, *MIXTURES)))
 _OUTSIDE = (Part.HEAD, Part.EMBEDDING)
+_MXFP4 = MATRIX_FORMATS["fp4g32"]
 _USUAL, _BETTER = MATRIX_FORMATS["u4k32"], MATRIX_FORMATS["i6k16"]  # Q4_K and Q6_K
 
 
@@ -25,11 +26,14 @@ def chosen(name: str, shape: Shape) -> Precision:
         return precision.named(name)
     if name == Q4_K_M:
         return Precision(name, _q4_k_m(shape))
+    if name in (MXFP4, MXFP4_Q8):
+        others = Q8.bits if name == MXFP4_Q8 else precision.BF16_BITS
+        return Precision(name, dict.fromkeys((*LAYER_PARTS, *_OUTSIDE), others) | {Part.ROUTED: _MXFP4.bits})
     if name in KINDS:  # as model/quantise.py does it
         layers = Q8 if name == "q8" else Q4
         return Precision(name, dict.fromkeys(LAYER_PARTS, layers.bits) | dict.fromkeys(_OUTSIDE, Q8.bits))
     if name in MIXTURES:
-        return Precision(name, dict.fromkeys((*LAYER_PARTS, *_OUTSIDE), MATRIX_FORMATS[name].bits))
+        return Precision(name, dict.fromkeys((*LAYER_PARTS, *_OUTSIDE), MATRIX_FORMATS[ONE_TYPE.get(name, name)].bits))
     raise UsageError(f"There are no weights {name!r}.", f"Choose one of: {', '.join((*NAMES, PUBLISHED))}.")
 
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monolane.bench.ceiling.measured_exchanges import MeasuredExchanges
 from monolane.cache import human_size
 from monolane.errors import ResourceError, UsageError
-from monolane.planner.calibration import Calibration, Result, calibrate, measured_ceiling, measured_exchanges
+from monolane.planner.calibration import (
+    EXPERTS,
+    LOW_BIT,
+    OWN_LANES,
+    Calibration,
+    Result,
+    calibrate,
+    measured_ceiling,
+    measured_exchanges,
+    measured_lane_runs,
+    root_mean_square,
+)
 from monolane.planner.exchange import ExchangeTime, exchange_time
 from monolane.planner.footprint import Footprint, footprint
+from monolane.planner.lane_runs import exchanges as exchanges_of
+from monolane.planner.lane_runs import unexplained_us
 from monolane.planner.latency import MICRO, Lanes, TokenTime, steps, token_time
 from monolane.planner.machines import RESERVED, Cluster, Machine
 from monolane.planner.precision import Precision
@@ -30,6 +44,14 @@ class Ceiling:
 
 
 @dataclass(frozen=True)
+class LanesError:
+    """What several lanes add to the error of a token, in µs."""
+
+    unexplained_us: float  # as of lanes that are apart on one GPU
+    wire_us: float  # if the wire, whose length is assumed, took twice as long
+
+
+@dataclass(frozen=True)
 class Prediction:
     model: Described
     precision: Precision
@@ -41,6 +63,7 @@ class Prediction:
     ceiling: Ceiling
     time: TokenTime
     calibration: Calibration
+    lanes_error: LanesError | None = None  # None: one lane, or nothing measured
 
     @property
     def tokens_per_s(self) -> float:
@@ -49,7 +72,11 @@ class Prediction:
     @property
     def error(self) -> float | None:
         """The relative error of the predicted time; None where measurements do not cover all of it."""
-        return None if self.uncovered else self.calibration.error
+        found = None if self.uncovered else root_mean_square(self.calibration.comparable(self.traits))
+        if found is None or self.lanes_error is None:
+            return found
+        lanes = self.lanes_error
+        return math.hypot(found, lanes.unexplained_us / self.time.us, lanes.wire_us / self.time.us)
 
     @property
     def uncovered(self) -> list[str]:
@@ -60,16 +87,20 @@ class Prediction:
             carried = calibration.carried
             scaled = f", hand-offs x {carried:.2f} as 'monolane ceiling' found" if carried is not None else ""
             found.append(f"the latencies of {machine.name} (taken from {calibration.from_machine}{scaled})")
-        if self.lanes.count > 1:
+        if self.lanes.count > 1 and self.lanes_error is None:
             inside = "measured inside one GPU alone" if self.exchange.measured else "none has been measured"
             found.append(f"exchanges ({inside})")
-        elif self.model.delay:  # a Laneformer has lanes on one GPU too
-            found.append("lanes of the model's own (none has been measured)")
-        if self.has_low_bit and not calibration.has_low_bit:
-            found.append("weights other than bf16")
-        if any(layer.ffn.blind for layer, _ in self.model.shape.kinds):
-            found.append("experts")
-        return found
+        return found + [trait for trait in (OWN_LANES, LOW_BIT, EXPERTS) if trait in self.traits - calibration.covered]
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What makes it harder to predict than a plain model in bf16 on one GPU."""
+        found = {
+            LOW_BIT: self.has_low_bit,
+            EXPERTS: any(layer.ffn.blind for layer, _ in self.model.shape.kinds),
+            OWN_LANES: self.lanes.count == 1 and self.model.delay > 0,  # a Laneformer has lanes on one GPU too
+        }
+        return frozenset(trait for trait, has in found.items() if has)
 
     @property
     def has_low_bit(self) -> bool:
@@ -77,9 +108,11 @@ class Prediction:
 
     @property
     def tokens_per_s_range(self) -> tuple[float, float] | None:
-        return (
-            None if self.error is None else (self.tokens_per_s / (1 + self.error), self.tokens_per_s * (1 + self.error))
-        )
+        """Within the error; no token is faster than the ceiling allows."""
+        if self.error is None:
+            return None
+        fastest = max(self.tokens_per_s, MICRO / self.roofline_us(self.ceiling.bytes_per_s))
+        return self.tokens_per_s / (1 + self.error), min(self.tokens_per_s * (1 + self.error), fastest)
 
     def roofline_us(self, bandwidth: float) -> float:
         """The time to read the bytes per token of the lane that has the most, at ``bandwidth`` bytes per second."""
@@ -108,10 +141,17 @@ def predict(
     handoff_us = calibration.latencies.handoff_us
     exchange = exchange_time(cluster.machine, cluster.lanes, model.shape.hidden, exchanges, handoff_us)
     lanes = Lanes(cluster.lanes, exchange.us, delay)
-    time = token_time(
-        steps(model.shape, precision, context, lanes), ceiling.bytes_per_s, calibration.latencies, lanes.exchange_us
-    )
-    return Prediction(model, precision, cluster, context, lanes, exchange, weight, ceiling, time, calibration)
+    work = steps(model.shape, precision, context, lanes)
+    time = token_time(work, ceiling.bytes_per_s, calibration.latencies, lanes.exchange_us)
+    found = Prediction(model, precision, cluster, context, lanes, exchange, weight, ceiling, time, calibration)
+    runs = [run for run in measured_lane_runs(cluster.machine, results) if run.lanes >= cluster.lanes]
+    if cluster.lanes == 1 or exchanges is None or not exchange.measured:
+        return found
+    each_us = unexplained_us(runs, ceiling.bytes_per_s, calibration.latencies, exchanges)
+    if each_us is None:
+        return found
+    longer = token_time(work, ceiling.bytes_per_s, calibration.latencies, exchange.us + exchange.wire_us)
+    return replace(found, lanes_error=LanesError(each_us * exchanges_of(model.shape), longer.us - time.us))
 
 
 def ceiling_of(machine: Machine, results: Sequence[Result]) -> Ceiling:

@@ -7,8 +7,10 @@ from typing import Any
 
 from monolane.cache import human_size
 from monolane.planner import columns, kog
+from monolane.planner.calibration import EXPERTS, LOW_BIT, root_mean_square
 from monolane.planner.footprint import CACHE, Row
-from monolane.planner.latency import MICRO
+from monolane.planner.lane_runs import exchanges
+from monolane.planner.latency import BF16_BYTES, MICRO
 from monolane.planner.parts import Part
 from monolane.planner.precision import FORMATS
 from monolane.planner.prediction import Prediction
@@ -18,6 +20,7 @@ _METHOD = "leave-one-out by model"
 
 _BINDS = {
     "weights": "reading them is the largest term; fewer bits per weight or more bandwidth would help most",
+    "unpacking": "workers need longer for low-bit weights than memory; neither fewer bits nor bandwidth would help",
     "cache": "reading it is the largest term; a shorter context or more bandwidth would help most",
     "hand-offs": "waiting for them is the largest term; more bandwidth or more lanes would hardly help",
     "exchanges": "waiting for other lanes is the largest term; fewer lanes or a delay would help most",
@@ -132,15 +135,17 @@ def _predicted(plan: Prediction) -> str:
 def _terms(plan: Prediction) -> list[str]:
     """The terms of the predicted time. A term that is hidden behind others is 0."""
     latencies, lanes = plan.calibration.latencies, plan.lanes
-    each = f"{latencies.handoff_us:.2f} µs, {latencies.pause_us:.2f} where weights hide them"
+    each = f"{latencies.handoff_us:.2f} µs, {latencies.pause_us:.2f} where hidden"
     notes = {
         "weights": "where they are not hidden behind hand-offs",
+        "unpacking": "of low-bit weights, where memory waits for the workers",
         "cache": f"at {latencies.cache_efficiency:.0%} of the ceiling",
-        "hand-offs": f"{plan.model.shape.handoffs} of {each}",
-        "exchanges": f"{_exchanges(plan)} of {lanes.exchange_us:.1f} µs"
+        "hand-offs": f"{plan.model.shape.handoffs} of {each}{_choices(plan)}",
+        "exchanges": f"{exchanges(plan.model.shape)} of {lanes.exchange_us:.1f} µs"
         + (f", due {lanes.delay} modules later" if lanes.delay else ""),
     }
-    terms = {name: us for name, us in plan.time.terms().items() if lanes.count > 1 or name != "exchanges"}
+    hidden = {"exchanges": lanes.count == 1, "unpacking": not plan.has_low_bit}
+    terms = {name: us for name, us in plan.time.terms().items() if not hidden.get(name)}
     rows = [[name, columns.duration(us), f"{us / plan.time.us:.0%}", notes[name]] for name, us in terms.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return [
@@ -149,23 +154,37 @@ def _terms(plan: Prediction) -> list[str]:
     ]
 
 
-def _exchanges(plan: Prediction) -> int:
-    return 2 * len(plan.model.shape.layers) + 1
+def _choices(plan: Prediction) -> str:
+    routers = sum(count for layer, count in plan.model.shape.kinds if layer.ffn.blind)
+    return f"; {routers} routers, {plan.calibration.latencies.router_us:.1f} µs more" if routers else ""
 
 
 def error_bar(plan: Prediction) -> str:
     """The error bar, how it was estimated, and what it does not cover."""
     calibration = plan.calibration
-    if calibration.error is None:
+    if not calibration.results:
         return "none: there is no measured result to compare with, so the latencies are those of early probes"
-    models = len({result.model for result in calibration.results})
-    method = (
-        f"{_METHOD}, over {len(calibration.results)} measured time(s) of {models} model(s) "
-        f"on {calibration.from_machine}"
-    )
+    covered = plan.traits & calibration.covered
+    errors = calibration.comparable(covered)
+    models = len({each.result.model for each in errors})
+    common = covered.intersection(*(each.result.traits for each in errors))
+    alike = f" with {_and(sorted(common))}" if common else ""
+    method = f"{_METHOD}, over {len(errors)} measured time(s) of {models} model(s){alike} on {calibration.from_machine}"
     if plan.uncovered:
-        return f"none: the ± {calibration.error:.0%} of {method}, do not cover {_and(plan.uncovered)}"
-    return f"± {calibration.error:.0%}, {method}"
+        return f"none: the ± {root_mean_square(errors):.0%} of {method}, do not cover {_and(plan.uncovered)}"
+    lanes = plan.lanes_error
+    if lanes is None:
+        return f"± {plan.error:.0%}, {method}"
+    return (
+        f"± {plan.error:.0%}: ± {root_mean_square(errors):.0%}, {method}; {lanes.unexplained_us:.0f} µs that lanes on "
+        f"one GPU took more or less than predicted; and {lanes.wire_us:.0f} µs if {_wire(plan)} took twice as long as "
+        "assumed"
+    )
+
+
+def _wire(plan: Prediction) -> str:
+    wire = plan.cluster.machine.wire
+    return wire.name if wire else "the wire"
 
 
 def assumptions(plan: Prediction) -> dict[str, str]:
@@ -182,9 +201,14 @@ def assumptions(plan: Prediction) -> dict[str, str]:
         found["delay"] = "the model would have to be trained for it; untrained, it answers nonsense"
     if plan.precision.name in FORMATS and plan.has_low_bit:
         found["weights"] = "head, router and embedding stay bf16"
-    if plan.has_low_bit and not plan.calibration.has_low_bit:
-        share = plan.calibration.latencies.low_bit
-        found["low-bit weights"] = f"{share:.0%} of the speed at which bf16 is streamed; no run of a model has shown it"
+    latencies, unseen = plan.calibration.latencies, plan.traits - plan.calibration.covered
+    if LOW_BIT in unseen:
+        per_s = latencies.unpacking * plan.ceiling.bytes_per_s / BF16_BYTES
+        found["low-bit weights"] = (
+            f"{per_s / 1e12:.2g} T weights/s are unpacked, by a probe; no run of a model shows it"
+        )
+    if EXPERTS in unseen:
+        found["experts"] = f"{latencies.router_us:.1f} µs for the choice in a layer; no run of a model shows it"
     return found
 
 

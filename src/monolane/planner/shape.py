@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from monolane.model.config import ModelConfig
-from monolane.planner.feedforward import Dense
+from monolane.planner.feedforward import Dense, Experts
 from monolane.planner.mixers import GroupedAttention
 from monolane.planner.parts import FeedForward, Mixer, Part, Weights, small
 
@@ -91,10 +91,25 @@ def shape_of(config: ModelConfig) -> Shape:
     layers = tuple(
         Layer(
             GroupedAttention(
-                config.heads, config.kv_heads, config.head_dim, window, config.qkv_bias, config.o_bias, config.qk_norm
+                config.heads,
+                config.kv_heads,
+                config.head_dim,
+                window,
+                config.qkv_bias,
+                config.o_bias,
+                config.qk_norm,
+                config.sinks,
             ),
-            Dense(config.ffn, config.mlp_bias),
+            _feed_forward(config, number),
         )
-        for window in config.windows
+        for number, window in enumerate(config.windows)
     )
     return Shape(config.hidden, config.vocab, config.tied, config.context, layers)
+
+
+def _feed_forward(config: ModelConfig, layer: int) -> FeedForward:
+    experts = config.experts
+    if experts is None or not config.has_experts(layer):
+        return Dense(config.ffn, config.mlp_bias)
+    shared = experts.shared_ffn or 0
+    return Experts(experts.count, experts.chosen, experts.ffn, shared, shared > 0, experts.biased)

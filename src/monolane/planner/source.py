@@ -32,6 +32,13 @@ from monolane.planner.shape import Shape, shape_of
 from monolane.progress import Silent
 
 CONFIG = "config.json"
+# What the name of a tensor of a GGUF file contains -> its part; the first that fits.
+_GGUF_FEED_FORWARD = {
+    "_exps.": Part.ROUTED,
+    "_shexp.": Part.SHARED,
+    ".ffn_gate_inp.": Part.ROUTER,
+    ".ffn_": Part.DENSE,
+}
 CONFIG_LIMIT = 16 << 20  # bytes: far more than any config has
 
 
@@ -146,16 +153,20 @@ def stored_precision(tensors: Mapping[str, StoredTensor]) -> Precision:
 
 
 def _streamed_bytes(tensor: StoredTensor) -> int:
-    if len(tensor.shape) != 2:
+    if len(tensor.shape) == 1:
         return tensor.size
     format = tensor.format.format if tensor.is_held() else BF16
-    return tensor.shape[0] * format.row_bytes(tensor.shape[1])
+    *rows, cols = tensor.shape  # experts are stacked
+    return math.prod(rows) * format.row_bytes(cols)
 
 
 def gguf_part(name: str, tensor: StoredTensor) -> Part:
     """The part that a tensor of a GGUF file belongs to."""
-    if len(tensor.shape) == 1:
+    if len(tensor.shape) == 1 or name.endswith(".bias"):
         return Part.SMALL
     if name in (gguf_name("embed"), gguf_name("head")):
         return Part.EMBEDDING if name == gguf_name("embed") else Part.HEAD
-    return Part.DENSE if ".ffn_" in name else Part.ATTENTION
+    for word, part in _GGUF_FEED_FORWARD.items():
+        if word in name:
+            return part
+    return Part.ATTENTION
