@@ -28,6 +28,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(presets.PRESETS, experiment.SHAPE, shape)
 
 
+ROOT = Path(__file__).parents[2]
+
+
 def run(data: Path, out: Path, *options: str, tokens: int = TOKENS) -> int:
     command = ["experiment", "--device", "cpu", "--data", str(data), "--out", str(out), "--tokens", str(tokens)]
     return main([*command, *options])
@@ -104,15 +107,25 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[3].startswith("| ladder | 1 | 1.5150 | 0.0000 (1) | +1.00% |")
     assert lines[4].startswith("| dtp-4-lanes-delay-2 | 4 | 1.5300 | 0.0000 (1) | +2.00% |")
     assert len(lines) == 5
-    (tmp_path / "times.json").write_text('{"us_per_token": {"plain": 700.4}}')
+    point = {"delay": 0, "us_per_token": 700.4, "exposed_us": 90.2}
+    (tmp_path / "times.json").write_text(json.dumps({"benchmark": "delays", "lanes": 8, "points": [point]}))
     options = ["--times", str(tmp_path / "times.json"), "--picture", str(tmp_path / "out.png")]
     assert main(["report", str(tmp_path), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("| µs per token at the 2B shape |")
-    assert lines[2].endswith("| 700 |")
-    assert lines[3].endswith("|  |")
+    assert lines[0].endswith("| µs per token at the 2B shape | of that exposed exchange |")
+    assert lines[2].endswith("| 700 | 90 |")
+    assert lines[3].endswith("|  |  |")
+    (tmp_path / "times.json").write_text("{}")
+    assert main(["report", str(tmp_path), *options]) == 2
+    assert "monolane.bench delays" in capsys.readouterr().err
 
 
 def test_a_report_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "has no results" in capsys.readouterr().err
+
+
+def test_the_page_has_the_table_of_the_kept_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    times = ROOT / "benchmarks/results/delays-laneformer-2b-apart.json"
+    assert main(["report", str(ROOT / "benchmarks/train/experiment"), "--times", str(times)]) == 0
+    assert capsys.readouterr().out.strip() in (ROOT / "docs/train.md").read_text()

@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="the experiment's table and picture")
     report.set_defaults(act=_report)
     report.add_argument("results", type=Path, help="the experiment's folder")
-    report.add_argument("--times", type=Path, metavar="FILE.json", help='{"us_per_token": {"plain": 700, …}}')
+    report.add_argument("--times", type=Path, metavar="FILE.json", help="a result of monolane.bench delays")
     report.add_argument("--picture", type=Path, metavar="FILE.png")
     return parser
 

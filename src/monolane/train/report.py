@@ -27,6 +27,7 @@ class Model:
     losses: tuple[float, ...]  # one per seed
     tokens_per_second: float  # in training
     us_per_token: float | None  # of the engine, where it was measured
+    exposed_us: float | None  # of that, what the exchange between lanes adds
 
     @property
     def loss(self) -> float:
@@ -34,10 +35,8 @@ class Model:
 
 
 def read_models(folder: Path, times: Path | None) -> list[Model]:
-    """What the JSON files of finished runs in a folder say. ``times``: a JSON file with ``us_per_token`` by model."""
-    measured = read_json_object(times).get("us_per_token") if times else {}
-    if not isinstance(measured, dict):
-        raise UsageError(f"{times} has no times.", 'It should be {"us_per_token": {"plain": 700, …}}.')
+    """What the JSON files of finished runs in a folder say. ``times``: a result of ``monolane.bench delays``."""
+    measured = _points(times) if times else {}
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*-seed-*.json")):
         result: dict[str, Any] = read_json_object(path)
@@ -45,11 +44,23 @@ def read_models(folder: Path, times: Path | None) -> list[Model]:
             runs.setdefault(result["model"], []).append(result)
     if not runs:
         raise UsageError(f"{folder} has no results.", "Run the experiment: python -m monolane.train experiment.")
-    models = [_model(name, results, measured.get(name)) for name, results in runs.items()]
+    models = [_model(name, results, measured.get(name, {})) for name, results in runs.items()]
     return sorted(models, key=lambda model: (model.late, model.kind))
 
 
-def _model(name: str, results: Sequence[dict[str, Any]], us_per_token: float | None) -> Model:
+def _points(path: Path) -> dict[str, dict[str, float]]:
+    """The measured delays, by the names that the experiment gives models."""
+    result: dict[str, Any] = read_json_object(path)
+    if result.get("benchmark") != "delays":
+        raise UsageError(f"{path} has no times by delay.", "Give a result of: python -m monolane.bench delays.")
+    named = {0: "plain"}
+    return {
+        named.get(point["delay"], f"dtp-{result['lanes']}-lanes-delay-{point['delay']}"): point
+        for point in result["points"]
+    }
+
+
+def _model(name: str, results: Sequence[dict[str, Any]], measured: dict[str, float]) -> Model:
     config, ladder = results[0]["config"], results[0]["ladder"]
     delay = config["broadcast_delay"]
     kind = "ladder" if ladder else f"{config['num_lanes']} lanes" if delay else "plain"
@@ -59,7 +70,8 @@ def _model(name: str, results: Sequence[dict[str, Any]], us_per_token: float | N
         late=1 if ladder else 2 * delay,  # a layer has two modules
         losses=tuple(result["validation_loss"] for result in results),
         tokens_per_second=fmean(result["tokens_per_second"] or 0 for result in results),
-        us_per_token=us_per_token,
+        us_per_token=measured.get("us_per_token"),
+        exposed_us=measured.get("exposed_us"),
     )
 
 
@@ -68,7 +80,7 @@ def table(models: Sequence[Model]) -> str:
     plain = next((model.loss for model in models if model.kind == "plain"), None)
     timed = any(model.us_per_token is not None for model in models)
     heads = ["model", "modules late", "validation loss", "± of seeds", "against plain", "training, k tok/s"]
-    lines = [heads + ["µs per token at the 2B shape"] * timed]
+    lines = [heads + ["µs per token at the 2B shape", "of that exposed exchange"] * timed]
     lines.append(["---"] * len(lines[0]))
     for model in models:
         row = [
@@ -79,25 +91,26 @@ def table(models: Sequence[Model]) -> str:
             "" if plain is None else f"{100 * (model.loss / plain - 1):+.2f}%",
             f"{model.tokens_per_second / 1e3:,.0f}",
         ]
-        lines.append(row + ["" if model.us_per_token is None else f"{model.us_per_token:,.0f}"] * timed)
+        times = ["" if us is None else f"{us:,.0f}" for us in (model.us_per_token, model.exposed_us)]
+        lines.append(row + times * timed)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def draw(models: Sequence[Model], path: Path) -> str:
     """A picture (PNG); returns a line that names it or says why there is none.
 
-    The horizontal axis is the time per token where it was measured, and otherwise how late outputs are.
+    The horizontal axis is the exposed exchange of a token where it was measured, and otherwise how late outputs are.
     """
     if find_spec("matplotlib") is None:
         return "no picture: matplotlib is not installed"
     from matplotlib.figure import Figure
 
-    timed = [model for model in models if model.us_per_token is not None]
+    timed = [model for model in models if model.exposed_us is not None]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
     for kind in dict.fromkeys(model.kind for model in timed or models):
         shown = [model for model in timed or models if model.kind == kind]
-        places = [model.us_per_token or model.late for model in shown]
+        places = [model.late if model.exposed_us is None else model.exposed_us for model in shown]
         colour = _COLOURS.get(kind)
         axis.plot(places, [model.loss for model in shown], "o-", color=colour, label=kind)
         for place, model in zip(places, shown, strict=True):
@@ -105,7 +118,8 @@ def draw(models: Sequence[Model], path: Path) -> str:
             if kind.endswith("lanes"):
                 note = f"delay {model.late // 2}"
                 axis.annotate(note, (place, model.loss), xytext=(5, 4), textcoords="offset points", fontsize=8)
-    axis.set_xlabel("µs per token at the 2B shape" if timed else "modules between sending an output and adding it")
+    waiting = "exposed exchange, µs of a token at the 2B shape"
+    axis.set_xlabel(waiting if timed else "modules between sending an output and adding it")
     axis.set_ylabel("validation loss, nats per token")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
