@@ -15,7 +15,7 @@ import pytest
 
 from engines import answer_of, ask, engine, run, tokens_read, until
 from monolane import UsageError
-from monolane.engine import starvation
+from monolane.engine import engine_process, starvation
 from monolane.errors import EngineFailedError, NotReadyError
 from synthetic_engine import PANGRAM, synthetic_engine
 
@@ -181,6 +181,29 @@ def test_a_process_that_is_busy_without_end_is_not(monkeypatch: pytest.MonkeyPat
             process.kill()
         process.wait()
         assert not watch.is_likely()
+
+
+def test_a_process_whose_processor_was_taken_away_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host of a virtual machine does that. Here the process is stopped until somebody visits the processors."""
+    if sys.platform != "linux":
+        pytest.skip("needs /proc")
+    monkeypatch.setattr(engine_process, "visit_processors", lambda pid: os.kill(pid, signal.SIGCONT))
+
+    async def test() -> None:
+        async with engine(faults="freeze@3", tokens_per_second=1000) as llm:
+            assert (await answer_of(llm, max_tokens=10)).text == PANGRAM[:10]
+            assert llm.counters.restarts == 0
+
+    run(test)
+
+
+def test_visiting_all_processors_leaves_the_visitor_free() -> None:
+    if not starvation.CAN_TELL:
+        pytest.skip("nobody visits them there")
+    before = os.sched_getaffinity(0)
+    starvation.visit_processors(os.getpid())
+    starvation.visit_processors(2**22 + 1)  # no process has this number
+    assert os.sched_getaffinity(0) == before
 
 
 def test_killed_while_idle() -> None:

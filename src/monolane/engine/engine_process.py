@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from monolane import errors
 from monolane.engine import messages
-from monolane.engine.starvation import Starvation
+from monolane.engine.starvation import Starvation, visit_processors
 from monolane.engine.token_ring import open_ring
 from monolane.errors import EngineFailedError, MonolaneError, NotEnoughMemoryError
 from monolane.target.base import Token
@@ -113,16 +113,19 @@ class EngineProcess(asyncio.Protocol):
         self._set_ended(f"its process {_cause(self._process.returncode)}")
 
     async def _watch_heartbeat(self) -> None:
-        beats, missed, starvation = self._ring.beats, 0, Starvation(self.pid)
+        beats, missed, visited, starvation = self._ring.beats, 0, False, Starvation(self.pid)
         # Checks are counted, not seconds: while the whole machine is suspended, the engine is not at fault.
         while missed * TICK_S < (self._stall_s if self.ready.done() else LOAD_STALL_S):
             await asyncio.sleep(TICK_S)
             before, beats = beats, self._ring.beats
             if beats != before:
-                missed = 0
+                missed, visited = 0, False
                 starvation.restart()
             elif not starvation.is_likely():
                 missed += 1
+                if missed * TICK_S >= self._stall_s and not visited:
+                    await asyncio.to_thread(visit_processors, self.pid)
+                    missed, visited = missed - 1, True  # one more check: its processor may only now be back
         self._process.kill()
         self._set_ended(f"it showed no sign of life for {missed * TICK_S:.1f} s")
 
