@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import decode_logits, on_the_gpu, opened, run
-from test_cuda_experts import MOST, USUAL, mixture
+from test_cuda_experts import BY_NAME, MOST, TOKENS, USUAL, mixture
 from test_cuda_shapes import some_tokens
 
 from monolane.bench.measure.accuracy import judge
@@ -19,6 +19,7 @@ from monolane.model.config import ModelConfig
 from monolane.model.weights import Weights
 from monolane.program.sample import Sampling
 from monolane.target.base import Finish, Request, Target
+from random_models import RandomModel, random_model
 
 pytestmark = on_the_gpu
 
@@ -26,19 +27,35 @@ REPEATS = 10
 
 
 @pytest.mark.parametrize(
-    ("name", "extra"),
+    ("name", "extra", "lanes"),
     [
-        ("qwen2-moe-shared", {}),
-        ("qwen3-moe", {}),
-        ("qwen3-moe", {"num_experts_per_tok": 3, "norm_topk_prob": False}),
-        ("mixtral", {"sliding_window": None}),
-        ("mixtral", {"sliding_window": None, "num_experts_per_tok": 2}),
-        ("gpt-oss", {"swiglu_limit": 7.0}),  # transformers 5.17 has no other limit
+        ("qwen2-moe-shared", {}, 1),
+        ("qwen3-moe", {}, 1),
+        ("qwen3-moe", {"num_experts_per_tok": 3, "norm_topk_prob": False}, 1),
+        ("mixtral", {"sliding_window": None}, 1),
+        ("mixtral", {"sliding_window": None, "num_experts_per_tok": 2}, 1),
+        ("gpt-oss", {"swiglu_limit": 7.0}, 1),  # transformers 5.17 has no other limit
+        ("gpt-oss", {"swiglu_limit": 7.0}, 4),
+        ("qwen2-moe-shared", {"num_experts_per_tok": 2}, 2),
+        ("qwen3-moe", {}, 2),
     ],
 )
-def test_small_models(name: str, extra: dict[str, Any], record_property: Callable[[str, object], None]) -> None:
-    model = mixture(name, **extra)
-    with opened(model.config, model.weights, 64) as target:
+def test_small_models(
+    name: str, extra: dict[str, Any], lanes: int, record_property: Callable[[str, object], None]
+) -> None:
+    require_logits(mixture(name, **extra), lanes, record_property)
+
+
+@pytest.mark.parametrize(("name", "lanes"), [("qwen3-moe", 1), ("qwen2-moe-shared", 1), ("qwen3-moe", 2)])
+def test_some_layers_have_experts_and_the_others_do_not(
+    name: str, lanes: int, record_property: Callable[[str, object], None]
+) -> None:
+    require_logits(random_model(BY_NAME[name], TOKENS), lanes, record_property)
+
+
+def require_logits(model: RandomModel, lanes: int, record_property: Callable[[str, object], None]) -> None:
+    """Those of transformers, up to what bf16 activations change."""
+    with opened(model.config, model.weights, 64, lanes=lanes) as target:
         for kind, found in (
             ("prefill", target.logits(model.tokens)),
             ("decode", decode_logits(target, model.tokens, model.config.vocab)),

@@ -7,8 +7,10 @@
 //
 // A vector of 16 integers is [4 rows][4 groups] here; a tile has two of them.
 #pragma once
-#if defined(__AVX512VNNI__)
-#include "lowbit_vnni.hpp"
+#if defined(__AVX512BW__)
+#include "lowbit_avx512.hpp"
+#elif defined(__AVX2__)
+#include "lowbit_avx2.hpp"
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include "lowbit_arm.hpp"
 #else

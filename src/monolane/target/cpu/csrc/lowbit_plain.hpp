@@ -1,5 +1,4 @@
-// What lowbit.hpp needs of the instructions, for AVX2 and in plain C++. Functions are not inlined, because compilers would spend minutes on the unrolled
-// loops.
+// What lowbit.hpp needs of the instructions, in plain C++. Functions are not inlined, because compilers would spend minutes on the unrolled loops.
 #pragma once
 #include "block.hpp"
 
@@ -47,42 +46,19 @@ __attribute__((noinline)) Codes unpack(const uint8_t* block, int row, int unit, 
     }
   }
   if constexpr (F::kHasTable) {
-    for (int p = 0; p < 2; p++) {
-#if defined(__AVX2__)
-      const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(F::kTable)));
-      auto* part = reinterpret_cast<__m256i*>(&out.half[p]);
-      for (int i = 0; i < 2; i++) part[i] = _mm256_shuffle_epi8(table, part[i]);
-#else
+    for (int p = 0; p < 2; p++)
       for (int i = 0; i < 64; i++) out.half[p][i] = F::kTable[out.half[p][i]];
-#endif
-    }
   }
   return out;
 }
 
 template <int kFirst, int kLast>
 __attribute__((noinline)) RowSums dot(const Codes& codes, const InputUnit& x) {
-  alignas(64) int32_t sums[kVectorFloats] = {};
-#if defined(__AVX2__)
-  for (int part = 0; part < 2; part++) {
-    __m256i pairs[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (int p = kFirst; p <= kLast; p++)
-      for (int i = 0; i < 2; i++) {
-        const __m128i* bytes = reinterpret_cast<const __m128i*>(&codes.half[p]) + 2 * part + i;
-        const __m256i* integers = reinterpret_cast<const __m256i*>(x.values[p]) + 2 * part + i;
-        pairs[i] = _mm256_add_epi32(pairs[i], _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_load_si128(bytes)), _mm256_load_si256(integers)));
-      }
-    const __m256i mixed = _mm256_hadd_epi32(pairs[0], pairs[1]);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(sums) + part, _mm256_permute4x64_epi64(mixed, 0xd8));
-  }
-#else
+  RowSums sums{};
   for (int p = kFirst; p <= kLast; p++)
     for (int i = 0; i < kVectorFloats; i++)
-      for (int b = 0; b < 4; b++) sums[i] += static_cast<int32_t>(codes.half[p][4 * i + b]) * x.values[p][4 * i + b];
-#endif
-  RowSums out;
-  std::memcpy(&out, sums, sizeof out);
-  return out;
+      for (int b = 0; b < 4; b++) sums[i] += static_cast<int32_t>(codes.half[p][4 * i + b]) * x.values[p][b % 2][2 * i + b / 2];
+  return sums;
 }
 
 __attribute__((noinline)) inline I16 gather(const RowSums* rows) {

@@ -1,5 +1,8 @@
 // The input of a matrix of integers as integers: 15 bits with a scale per group of 32 columns (program/activations.py defines them). A unit has 4 groups,
 // in the order in which a tile has the codes of the weights (program/tiles.py): words of 4 columns, [half of a group][c][group].
+//
+// Where the processor multiplies bytes, an integer is two of them. Elsewhere it multiplies pairs of 16-bit numbers: the even bytes of a register with
+// codes are 16-bit numbers after a mask, and the odd ones after a shift, so even and odd columns lie apart.
 #pragma once
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -17,7 +20,7 @@ struct alignas(64) InputUnit {
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
   int8_t high[2][64], low[2][64];  // value = high * 128 + low
 #else
-  int16_t values[2][64];
+  int16_t values[2][2][32];  // [half of a group][even or odd columns]
 #endif
   float scale[kUnitGroups];
   float total[kUnitGroups];      // the sum of a group, of its integers times their scale
@@ -28,6 +31,19 @@ static_assert(sizeof(InputUnit) <= kUnitBytes, "Worker::units has room for them"
 #if defined(__AVX512F__)
 inline uint32_t largest(U16 v) { return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(v)); }
 inline int32_t sum(I16 v) { return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v)); }
+#elif defined(__AVX2__)
+inline __m128i folded(const __m256i& v, __m128i (*join)(__m128i, __m128i)) {
+  const __m128i four = join(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)), two = join(four, _mm_shuffle_epi32(four, 0x4e));
+  return join(two, _mm_shuffle_epi32(two, 0xb1));
+}
+inline uint32_t largest(U16 v) {
+  const auto* part = reinterpret_cast<const __m256i*>(&v);
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(folded(_mm256_max_epu32(part[0], part[1]), [](__m128i a, __m128i b) { return _mm_max_epu32(a, b); })));
+}
+inline int32_t sum(I16 v) {
+  const auto* part = reinterpret_cast<const __m256i*>(&v);
+  return _mm_cvtsi128_si32(folded(_mm256_add_epi32(part[0], part[1]), [](__m128i a, __m128i b) { return _mm_add_epi32(a, b); }));
+}
 #elif defined(__ARM_FEATURE_DOTPROD)
 inline int32x4_t part_of(const I16& v, int i) { return vld1q_s32(reinterpret_cast<const int32_t*>(&v) + 4 * i); }
 inline uint32_t largest(U16 v) {
@@ -86,7 +102,7 @@ inline void store_words(InputUnit& unit, const I16 (*v)[kUnitGroups]) {
 #else
   for (int half = 0; half < 2; half++)
     for (int g = 0; g < kUnitGroups; g++)
-      for (int i = 0; i < 16; i++) unit.values[half][16 * (i / 4) + 4 * g + i % 4] = static_cast<int16_t>(v[half][g][i]);
+      for (int i = 0; i < 16; i++) unit.values[half][i % 2][8 * (i / 4) + 2 * g + i % 4 / 2] = static_cast<int16_t>(v[half][g][i]);
 #endif
 }
 

@@ -1,4 +1,4 @@
-// What lowbit.hpp needs of the instructions, for AVX-512 with VNNI: a register has 4 groups of a row.
+// What lowbit.hpp needs of the instructions, for AVX-512, with VNNI and without: a register has 4 groups of a row.
 #pragma once
 #include "block.hpp"
 
@@ -59,12 +59,23 @@ __attribute__((always_inline)) inline Codes unpack(const uint8_t* block, int row
 // Sums over 4 columns, of both halves of a group or of one.
 template <int kFirst, int kLast>
 inline RowSums dot(const Codes& codes, const InputUnit& x) {
+#if defined(__AVX512VNNI__)
   __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
   for (int p = kFirst; p <= kLast; p++) {
     high = _mm512_dpbusd_epi32(high, reinterpret_cast<__m512i>(codes.half[p]), _mm512_load_si512(x.high[p]));
     low = _mm512_dpbusd_epi32(low, reinterpret_cast<__m512i>(codes.half[p]), _mm512_load_si512(x.low[p]));
   }
   return reinterpret_cast<I16>(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low));
+#else
+  __m512i sums = _mm512_setzero_si512();
+  for (int p = kFirst; p <= kLast; p++) {
+    const __m512i bytes = reinterpret_cast<__m512i>(codes.half[p]);
+    const __m512i even = _mm512_and_si512(bytes, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(bytes, 8);
+    sums = _mm512_add_epi32(sums, _mm512_madd_epi16(even, _mm512_load_si512(x.values[p][0])));
+    sums = _mm512_add_epi32(sums, _mm512_madd_epi16(odd, _mm512_load_si512(x.values[p][1])));
+  }
+  return reinterpret_cast<I16>(sums);
+#endif
 }
 
 // The sums over c of four rows: [row][group].
