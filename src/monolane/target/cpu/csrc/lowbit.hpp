@@ -5,7 +5,7 @@
 // converted to fp32 and multiplied with the scale of the weights and that of the input. A row has four fp32 sums, of the groups 0, 4, 8, …, of 1, 5, 9,
 // …, and so on, which are added last. So the result is the same with any instructions that have FMA.
 //
-// A vector of 16 integers is [4 rows][4 groups] here; a tile has two of them.
+// A vector of 16 integers (I4x4) or sums (F4x4) is [4 rows][4 groups] here; a tile has two of them.
 #pragma once
 #if defined(__AVX512BW__)
 #include "lowbit_avx512.hpp"
@@ -19,9 +19,23 @@
 
 namespace monolane {
 
+// Numbers of 4 groups times `factor`, for all rows of a vector. They are multiplied before they are repeated: compilers take vectors of several registers
+// apart.
+template <class... Numbers>
+inline I4x4 of_groups_times(int factor, const Numbers&... numbers) {
+  typedef int32_t I4 __attribute__((vector_size(16)));
+  const auto load = [](const int32_t* p) {
+    I4 v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+  };
+  const I4 product = (load(numbers) + ...) * factor;
+  return of_groups(reinterpret_cast<const int32_t*>(&product));
+}
+
 // Adds the products of a super-block to the sums of kCount rows of the pass. It is inlined where the number of groups is a constant.
 template <class F, int kCount>
-__attribute__((always_inline)) inline void dot_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F16 (*sums)[kVectors]) {
+__attribute__((always_inline)) inline void dot_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F4x4 (*sums)[kVectors]) {
   using Place = BlockPlace<F, kTileRows>;
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16, kMinima = F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kBlockMin;
   constexpr int kZero = F::kZero - kBias<F>;
@@ -51,14 +65,14 @@ __attribute__((always_inline)) inline void dot_block(const uint8_t* block, const
 #pragma GCC unroll 4
       for (int p = 0; p < kCount; p++) {
         const InputUnit& input = x[p * stride + unit];
-        F16 scaled;
+        F4x4 scaled;
         if constexpr (kHalves) {
-          scaled = to_floats(gather(first[p]) - of_groups(input.sums[0]) * kZero) * scales.scale[v];
-          scaled += to_floats(gather(last[p]) - of_groups(input.sums[1]) * kZero) * scales.second[v];
+          scaled = to_floats(gather(first[p]) - of_groups_times(kZero, input.sums[0])) * scales.scale[v];
+          scaled += to_floats(gather(last[p]) - of_groups_times(kZero, input.sums[1])) * scales.second[v];
         } else {
-          I16 total = gather(first[p]);
-          if constexpr (kZero != 0) total -= (of_groups(input.sums[0]) + of_groups(input.sums[1])) * kZero;
-          if constexpr (F::kScaling == Scaling::kScaleZero) total -= (of_groups(input.sums[0]) + of_groups(input.sums[1])) * scales.zero[v];
+          I4x4 total = gather(first[p]);
+          if constexpr (kZero != 0) total = total - of_groups_times(kZero, input.sums[0], input.sums[1]);
+          if constexpr (F::kScaling == Scaling::kScaleZero) total = total - of_groups_times(1, input.sums[0], input.sums[1]) * scales.zero[v];
           scaled = to_floats(total) * scales.scale[v];
         }
         if constexpr (kMinima) sums[p][v] += of_groups(input.total) * scales.second[v];
@@ -70,16 +84,14 @@ __attribute__((always_inline)) inline void dot_block(const uint8_t* block, const
 
 // A last super-block with fewer groups.
 template <class F, int kCount>
-__attribute__((noinline)) void dot_last_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F16 (*sums)[kVectors]) {
+__attribute__((noinline)) void dot_last_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F4x4 (*sums)[kVectors]) {
   dot_block<F, kCount>(block, x, stride, groups, sums);
 }
 
 // Dot products of all rows of a tile with kCount rows of the pass.
 template <class F, int kCount>
 inline void dot_lowbit(const uint8_t* tile, const InputUnit* x, int stride, int cols, float (*out)[kTileRows]) {
-  F16 sums[kCount][kVectors];
-  for (int p = 0; p < kCount; p++)
-    for (int v = 0; v < kVectors; v++) sums[p][v] = splat(0.0f);
+  F4x4 sums[kCount][kVectors] = {};
   int left = divide_up(cols, kGroup);
   for (; left >= kBlockGroups; left -= kBlockGroups, x += kBlockGroups / kUnitGroups) {
     dot_block<F, kCount>(tile, x, stride, kBlockGroups, sums);
@@ -87,12 +99,12 @@ inline void dot_lowbit(const uint8_t* tile, const InputUnit* x, int stride, int 
   }
   if constexpr (F::kHasShortBlocks)
     if (left) dot_last_block<F, kCount>(tile, x, stride, left, sums);
-  for (int p = 0; p < kCount; p++)
-    for (int r = 0; r < kTileRows; r++) {
-      const F16& s = sums[p][r / kVectorRows];
-      const int i = r % kVectorRows * kUnitGroups;
-      out[p][r] = (s[i] + s[i + 2]) + (s[i + 1] + s[i + 3]);
-    }
+  for (int p = 0; p < kCount; p++) {
+    float s[kTileRows][kUnitGroups];
+    static_assert(sizeof s == sizeof sums[p], "a sum for each row and group of a unit");
+    std::memcpy(s, sums[p], sizeof s);
+    for (int r = 0; r < kTileRows; r++) out[p][r] = (s[r][0] + s[r][2]) + (s[r][1] + s[r][3]);
+  }
 }
 
 // The weights of one row of a tile, in fp32: an embedding.

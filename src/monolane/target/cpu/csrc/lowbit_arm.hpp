@@ -7,6 +7,9 @@
 
 namespace monolane {
 
+using F4x4 = F16;
+using I4x4 = I16;
+
 template <class F>
 constexpr int kBias = F::kIsInteger && (F::kBits == 8 || F::kHasTable) ? 128 : 0;
 
@@ -74,17 +77,17 @@ __attribute__((always_inline)) inline RowSums dot(const Codes& codes, const Inpu
 }
 
 // Four rows: [row][group].
-inline I16 gather(const RowSums* rows) {
+inline I4x4 gather(const RowSums* rows) {
   I16 out;
   std::memcpy(&out, rows, sizeof out);
   return out;
 }
 
-inline F16 of_groups(const float* p) {
+inline F4x4 of_groups(const float* p) {
   const float32x4_t one = vld1q_f32(p), all[kVectorRows] = {one, one, one, one};
   return load(reinterpret_cast<const float*>(all));
 }
-inline I16 of_groups(const int32_t* p) {
+inline I4x4 of_groups(const int32_t* p) {
   const int32x4_t one = vld1q_s32(p), all[kVectorRows] = {one, one, one, one};
   return gather(all);
 }
@@ -109,9 +112,9 @@ inline void transpose(const uint16x8_t (&groups)[kUnitGroups], uint16x8_t (&out)
 // The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
 struct TileScales {
-  F16 scale[kVectors];
-  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I16 zero[kVectors];    // zero points of the groups
+  F4x4 scale[kVectors];
+  F4x4 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
+  I4x4 zero[kVectors];      // zero points of the groups
 
   // `blocks`: the numbers of the super-block, of all rows. Those of groups that are not there become 0.
   inline void load(const uint8_t* p, const uint8_t* blocks, int groups) {

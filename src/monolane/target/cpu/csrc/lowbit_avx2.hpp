@@ -4,6 +4,23 @@
 
 namespace monolane {
 
+// 16 numbers, [4 rows][4 groups], as the two registers they are in: compilers keep vectors that are wider than a register in memory.
+typedef float F8 __attribute__((vector_size(32)));
+typedef int32_t I8 __attribute__((vector_size(32)));
+struct F4x4 {
+  F8 first, last;
+};
+inline F4x4 operator*(F4x4 a, F4x4 b) { return {a.first * b.first, a.last * b.last}; }
+inline F4x4& operator+=(F4x4& a, F4x4 b) {
+  a.first += b.first, a.last += b.last;
+  return a;
+}
+struct I4x4 {
+  I8 first, last;
+};
+inline I4x4 operator*(I4x4 a, I4x4 b) { return {a.first * b.first, a.last * b.last}; }
+inline I4x4 operator-(I4x4 a, I4x4 b) { return {a.first - b.first, a.last - b.last}; }
+
 struct Codes {
   __m256i half[2][2];  // of the first and the last 16 columns of each group: [c][group][4 columns]
 };
@@ -27,12 +44,12 @@ __attribute__((always_inline)) inline void load_words(const uint8_t* p, int grou
   for (int i = 0; i < 2; i++) out[i] = load256(words[2 * i]);
 }
 
-// The word of high bits of each c, for all four groups: `count` words per c, of which this is number `index`.
+// The word of high bits of each c, for all four groups: `count` words per c, 1, 2 or 4, of which this is number `index`.
 __attribute__((always_inline)) inline void load_high_words(const uint8_t* p, int count, int index, __m256i (&out)[2]) {
   for (int i = 0; i < 2; i++) {
-    uint32_t words[2];
-    for (int c = 0; c < 2; c++) std::memcpy(&words[c], p + 4 * ((2 * i + c) * count + index), 4);
-    out[i] = _mm256_set_m128i(_mm_set1_epi32(static_cast<int>(words[1])), _mm_set1_epi32(static_cast<int>(words[0])));
+    const __m256i words = count == 4 ? load256(p + 32 * i) : count == 2 ? load256(p) : _mm256_broadcastsi128_si256(load128(p));
+    const int first = (count == 4 ? 0 : 2 * i * count) + index, last = first + count;  // of c = 2i and of c = 2i + 1
+    out[i] = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(first, first, first, first, last, last, last, last));
   }
 }
 
@@ -90,35 +107,24 @@ __attribute__((always_inline)) inline RowSums dot(const Codes& codes, const Inpu
   return sums;
 }
 
-template <class V>
-inline V joined(__m256i first, __m256i last) {
-  V out;
-  std::memcpy(&out, &first, sizeof first);
-  std::memcpy(reinterpret_cast<char*>(&out) + sizeof first, &last, sizeof last);
-  return out;
-}
-
-inline F16 joined(__m256 first, __m256 last) { return joined<F16>(_mm256_castps_si256(first), _mm256_castps_si256(last)); }
-
 // The sums over c of four rows: [row][group].
-inline I16 gather(const RowSums* rows) {
-  const auto of_two = [](__m256i a, __m256i b) { return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)); };
-  return joined<I16>(of_two(rows[0], rows[1]), of_two(rows[2], rows[3]));
+inline I4x4 gather(const RowSums* rows) {
+  const auto of_two = [](__m256i a, __m256i b) {
+    return reinterpret_cast<I8>(_mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)));
+  };
+  return {of_two(rows[0], rows[1]), of_two(rows[2], rows[3])};
 }
 
-inline F16 of_groups(const float* p) {
-  const __m256 twice = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
-  return joined(twice, twice);
+inline F4x4 of_groups(const float* p) {
+  const F8 twice = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+  return {twice, twice};
 }
-inline I16 of_groups(const int32_t* p) {
-  const __m256i twice = _mm256_broadcastsi128_si256(load128(p));
-  return joined<I16>(twice, twice);
+inline I4x4 of_groups(const int32_t* p) {
+  const I8 twice = reinterpret_cast<I8>(_mm256_broadcastsi128_si256(load128(p)));
+  return {twice, twice};
 }
 
-inline F16 to_floats(I16 v) {
-  const auto* part = reinterpret_cast<const __m256i*>(&v);
-  return joined(_mm256_cvtepi32_ps(part[0]), _mm256_cvtepi32_ps(part[1]));
-}
+inline F4x4 to_floats(I4x4 v) { return {__builtin_convertvector(v.first, F8), __builtin_convertvector(v.last, F8)}; }
 
 // [group][row] of 16-bit numbers as [row][group], two rows in a register.
 inline void transpose(const __m128i (&group)[kUnitGroups], __m128i (&rows)[kTileRows / 2]) {
@@ -136,9 +142,9 @@ inline __m128i narrowed(__m256i v) { return _mm256_castsi256_si128(_mm256_permut
 // The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
 struct TileScales {
-  F16 scale[kVectors];
-  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I16 zero[kVectors];    // zero points of the groups
+  F4x4 scale[kVectors];
+  F4x4 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
+  I4x4 zero[kVectors];      // zero points of the groups
 
   // `blocks`: the numbers of the super-block, of all rows. Those of groups that are not there become 0.
   __attribute__((always_inline)) inline void load(const uint8_t* p, const uint8_t* blocks, int groups) {
@@ -180,10 +186,12 @@ struct TileScales {
       }
     }
     for (int v = 0; v < kVectors; v++) {
-      scale[v] = joined(first_parts[2 * v], first_parts[2 * v + 1]);
-      second[v] = joined(second_parts[2 * v], second_parts[2 * v + 1]);
-      if constexpr (F::kScaling == Scaling::kScaleZero)
-        zero[v] = joined<I16>(_mm256_cvtps_epi32(second_parts[2 * v]), _mm256_cvtps_epi32(second_parts[2 * v + 1]));
+      scale[v] = {first_parts[2 * v], first_parts[2 * v + 1]};
+      second[v] = {second_parts[2 * v], second_parts[2 * v + 1]};
+      if constexpr (F::kScaling == Scaling::kScaleZero) {
+        const auto integers = [&](int i) { return reinterpret_cast<I8>(_mm256_cvtps_epi32(second_parts[i])); };
+        zero[v] = {integers(2 * v), integers(2 * v + 1)};
+      }
     }
   }
 };

@@ -10,6 +10,9 @@ struct Codes {
   B64 half[2];  // of the first and the last 16 columns of each group: [c][group][4 columns]
 };
 
+using F4x4 = F16;
+using I4x4 = I16;
+
 template <class F>
 constexpr int kBias = 0;  // unpack() subtracts nothing from the codes
 
@@ -61,24 +64,24 @@ __attribute__((noinline)) RowSums dot(const Codes& codes, const InputUnit& x) {
   return sums;
 }
 
-__attribute__((noinline)) inline I16 gather(const RowSums* rows) {
+__attribute__((noinline)) inline I4x4 gather(const RowSums* rows) {
   I16 out;
   for (int r = 0; r < kVectorRows; r++)
     for (int g = 0; g < kUnitGroups; g++) out[4 * r + g] = (rows[r][g] + rows[r][8 + g]) + (rows[r][4 + g] + rows[r][12 + g]);
   return out;
 }
 
-inline F16 of_groups(const float* p) { return F16{p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3]}; }
-inline I16 of_groups(const int32_t* p) { return I16{p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3]}; }
+inline F4x4 of_groups(const float* p) { return F16{p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3]}; }
+inline I4x4 of_groups(const int32_t* p) { return I16{p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3]}; }
 
-inline F16 to_floats(I16 v) { return __builtin_convertvector(v, F16); }
+inline F4x4 to_floats(I4x4 v) { return __builtin_convertvector(v, F16); }
 
 // The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
 struct TileScales {
-  F16 scale[kVectors];
-  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I16 zero[kVectors];    // zero points of the groups
+  F4x4 scale[kVectors];
+  F4x4 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
+  I4x4 zero[kVectors];      // zero points of the groups
 
   __attribute__((noinline)) void load(const uint8_t* p, const uint8_t* blocks, int groups) {
     for (int row = 0; row < kTileRows; row++)
