@@ -92,7 +92,8 @@ inline I4x4 of_groups(const int32_t* p) {
   return gather(all);
 }
 
-inline F16 to_floats(const I16& v) {  // GCC would convert one element after the other
+inline int32x4_t part_of(const I16& v, int i) { return vld1q_s32(reinterpret_cast<const int32_t*>(&v) + 4 * i); }
+inline F4x4 to_floats(const I4x4& v) {  // GCC would convert one element after the other
   float32x4_t out[kVectorRows];
 #pragma GCC unroll 4
   for (int r = 0; r < kVectorRows; r++) out[r] = vcvtq_f32_s32(part_of(v, r));
