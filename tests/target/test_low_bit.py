@@ -120,18 +120,33 @@ def test_the_largest_scales_of_fp8_change_no_bit() -> None:
     other.close()
 
 
-@pytest.mark.parametrize("flags", [machine._AVX2, seldom(())], ids=["avx2", "portable"])
-def test_other_instructions_give_the_same_answers(flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "qwen2-64"
-    target, tokens = open_model(name, "cpu")
-    expected = target.logits(tokens)
-    target.close()
-    level = machine.VectorLevel("other", tuple(f"-m{flag}" for flag in flags))
-    monkeypatch.setattr(machine, "vector_level", lambda: level)
-    target, _ = open_model(name, "cpu")
-    # With FMA they are the same bits but for the order of other sums.
-    assert np.abs(target.logits(tokens) - expected).max() < 2e-3 * np.abs(expected).max()
-    target.close()
+def of_other_instructions(
+    name: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits of the kernel for this machine, and of the one that the flags allow."""
+    found = []
+    for level in (machine.vector_level(), machine.VectorLevel("other", tuple(f"-m{flag}" for flag in flags))):
+        monkeypatch.setattr(machine, "vector_level", lambda level=level: level)
+        target, tokens = open_model(name, "cpu")
+        found.append(target.logits(tokens))
+        target.close()
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", ["qwen2-64", *map(seldom, (name for name in MIXTURES if name != "qwen2-64"))])
+@pytest.mark.parametrize("flags", [machine._AVX2, machine._AVX2 + machine._AVX512], ids=["avx2", "avx512"])
+def test_all_instructions_with_fma_give_the_same_bits(
+    name: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not machine._processor_flags().issuperset(flags):
+        pytest.skip("this processor does not have them")
+    np.testing.assert_array_equal(*of_other_instructions(name, flags, monkeypatch))
+
+
+@thorough
+def test_without_fma_roundings_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, found = of_other_instructions("qwen2-64", (), monkeypatch)
+    assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("name", ["qwen2-64", "qwen2-96"])

@@ -88,20 +88,19 @@ inline void attend_split(const CacheView& cache, const float (*queries)[kHeadStr
       }
     }
     for (int q = 0; q < kCount; q++) {
-      F16 scores = (even[q] + odd[q]) * splat(kScale);
+      store(weights[q] + b, (even[q] + odd[q]) * splat(kScale));
       // Positions outside [begin, end) have undefined keys in the cache: their scores are masked, because a product with zero could be NaN.
       if (base + b < begin || base + b + kVectorFloats > end)
         for (int i = 0; i < kVectorFloats; i++)
-          if (base + b + i < begin || base + b + i >= end) scores[i] = -INFINITY;
-      store(weights[q] + b, scores);
-      top[q] = std::fmax(top[q], highest(scores));
+          if (base + b + i < begin || base + b + i >= end) weights[q][b + i] = -INFINITY;
+      top[q] = std::fmax(top[q], highest(load(weights[q] + b)));
     }
   }
   for (int q = 0; q < kCount; q++) {
     F16 total = splat(0.0f);
     for (int64_t b = first_block; base + b < end; b += kVectorFloats) {
       const F16 scores = load(weights[q] + b);
-      const F16 e = scores == splat(-INFINITY) ? splat(0.0f) : exponential(scores - splat(top[q]));
+      const F16 e = select(scores == splat(-INFINITY), splat(0.0f), exponential(scores - splat(top[q])));
       store(weights[q] + b, e);
       total += e;
     }

@@ -45,25 +45,20 @@ inline void widen(const uint8_t* codes, F16 (&out)[2]) {
     vst1q_f32(p + 8 * i + 4, vcvt_high_f32_f16(vreinterpretq_f16_s16(halves)));
   }
 #else
-  typedef int8_t I8 __attribute__((vector_size(16)));
   for (int i = 0; i < 2; i++) {
-    I8 bytes;
-    std::memcpy(&bytes, codes + 16 * i, sizeof bytes);
-    const I16 bits = __builtin_convertvector(bytes, I16) << 20 & static_cast<int32_t>(0x87f00000u);  // fp32 with a bias of 127
-    out[i] = reinterpret_cast<F16>(bits) * splat(0x1p112f);
+    float values[kVectorFloats];
+    for (int j = 0; j < kVectorFloats; j++) {
+      const uint32_t bits = static_cast<uint32_t>(static_cast<int8_t>(codes[16 * i + j])) << 20 & 0x87f00000u;  // fp32 with a bias of 127
+      std::memcpy(&values[j], &bits, sizeof bits);
+    }
+    out[i] = load(values) * splat(0x1p112f);
   }
 #endif
 }
 
-#if defined(__AVX512F__)
-#define MONOLANE_UNROLLED __attribute__((always_inline)) inline
-#else
-#define MONOLANE_UNROLLED __attribute__((noinline))  // compilers would spend minutes on vectors of several registers
-#endif
-
 // Adds the products of a row and unit to the sums of kCount rows of the pass.
 template <int kCount>
-MONOLANE_UNROLLED void dot_fp8_row(const Codes& codes, float scale, const FloatUnit* x, int stride, F16 (*sums)[kTileRows]) {
+__attribute__((always_inline)) inline void dot_fp8_row(const Codes& codes, float scale, const FloatUnit* x, int stride, F16 (*sums)[kTileRows]) {
   F16 products[kCount][2];  // of the first and of the last 16 columns of groups
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
@@ -83,7 +78,7 @@ MONOLANE_UNROLLED void dot_fp8_row(const Codes& codes, float scale, const FloatU
 
 // Adds the products of a super-block with `groups` groups.
 template <class F, int kCount>
-MONOLANE_UNROLLED void dot_fp8_block(const uint8_t* block, const FloatUnit* x, int stride, int groups, F16 (*sums)[kTileRows]) {
+__attribute__((always_inline)) inline void dot_fp8_block(const uint8_t* block, const FloatUnit* x, int stride, int groups, F16 (*sums)[kTileRows]) {
   using Place = BlockPlace<F, kTileRows>;
   __builtin_prefetch(block + Place::blocks(groups) + kAhead);
   for (int unit = 0; unit < divide_up(groups, kUnitGroups); unit++)
@@ -95,7 +90,6 @@ MONOLANE_UNROLLED void dot_fp8_block(const uint8_t* block, const FloatUnit* x, i
       dot_fp8_row<kCount>(unpack<F>(block, row, unit, groups), scale, x + unit, stride, reinterpret_cast<F16(*)[kTileRows]>(&sums[0][row]));
     }
 }
-#undef MONOLANE_UNROLLED
 
 template <class F, int kCount>
 __attribute__((noinline)) void dot_last_fp8_block(const uint8_t* block, const FloatUnit* x, int stride, int groups, F16 (*sums)[kTileRows]) {

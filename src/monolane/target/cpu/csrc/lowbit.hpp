@@ -5,7 +5,7 @@
 // converted to fp32 and multiplied with the scale of the weights and that of the input. A row has four fp32 sums, of the groups 0, 4, 8, …, of 1, 5, 9,
 // …, and so on, which are added last. So the result is the same with any instructions that have FMA.
 //
-// A vector of 16 integers (I4x4) or sums (F4x4) is [4 rows][4 groups] here; a tile has two of them.
+// A vector of 16 integers or sums is [4 rows][4 groups] here; a tile has two of them.
 #pragma once
 #if defined(__AVX512BW__)
 #include "lowbit_avx512.hpp"
@@ -22,7 +22,7 @@ namespace monolane {
 // Numbers of 4 groups times `factor`, for all rows of a vector. They are multiplied before they are repeated: compilers take vectors of several registers
 // apart.
 template <class... Numbers>
-inline I4x4 of_groups_times(int factor, const Numbers&... numbers) {
+inline I16 of_groups_times(int factor, const Numbers&... numbers) {
   typedef int32_t I4 __attribute__((vector_size(16)));
   const auto load = [](const int32_t* p) {
     I4 v;
@@ -35,7 +35,7 @@ inline I4x4 of_groups_times(int factor, const Numbers&... numbers) {
 
 // Adds the products of a super-block to the sums of kCount rows of the pass. It is inlined where the number of groups is a constant.
 template <class F, int kCount>
-__attribute__((always_inline)) inline void dot_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F4x4 (*sums)[kVectors]) {
+__attribute__((always_inline)) inline void dot_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F16 (*sums)[kVectors]) {
   using Place = BlockPlace<F, kTileRows>;
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16, kMinima = F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kBlockMin;
   constexpr int kZero = F::kZero - kBias<F>;
@@ -65,15 +65,15 @@ __attribute__((always_inline)) inline void dot_block(const uint8_t* block, const
 #pragma GCC unroll 4
       for (int p = 0; p < kCount; p++) {
         const InputUnit& input = x[p * stride + unit];
-        F4x4 scaled;
+        F16 scaled;
         if constexpr (kHalves) {
-          scaled = to_floats(gather(first[p]) - of_groups_times(kZero, input.sums[0])) * scales.scale[v];
-          scaled += to_floats(gather(last[p]) - of_groups_times(kZero, input.sums[1])) * scales.second[v];
+          scaled = converted<F16>(gather(first[p]) - of_groups_times(kZero, input.sums[0])) * scales.scale[v];
+          scaled += converted<F16>(gather(last[p]) - of_groups_times(kZero, input.sums[1])) * scales.second[v];
         } else {
-          I4x4 total = gather(first[p]);
+          I16 total = gather(first[p]);
           if constexpr (kZero != 0) total = total - of_groups_times(kZero, input.sums[0], input.sums[1]);
           if constexpr (F::kScaling == Scaling::kScaleZero) total = total - of_groups_times(1, input.sums[0], input.sums[1]) * scales.zero[v];
-          scaled = to_floats(total) * scales.scale[v];
+          scaled = converted<F16>(total) * scales.scale[v];
         }
         if constexpr (kMinima) sums[p][v] += of_groups(input.total) * scales.second[v];
         sums[p][v] += scaled * of_groups(input.scale);
@@ -84,14 +84,14 @@ __attribute__((always_inline)) inline void dot_block(const uint8_t* block, const
 
 // A last super-block with fewer groups.
 template <class F, int kCount>
-__attribute__((noinline)) void dot_last_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F4x4 (*sums)[kVectors]) {
+__attribute__((noinline)) void dot_last_block(const uint8_t* block, const InputUnit* x, int stride, int groups, F16 (*sums)[kVectors]) {
   dot_block<F, kCount>(block, x, stride, groups, sums);
 }
 
 // Dot products of all rows of a tile with kCount rows of the pass.
 template <class F, int kCount>
 inline void dot_lowbit(const uint8_t* tile, const InputUnit* x, int stride, int cols, float (*out)[kTileRows]) {
-  F4x4 sums[kCount][kVectors] = {};
+  F16 sums[kCount][kVectors] = {};
   int left = divide_up(cols, kGroup);
   for (; left >= kBlockGroups; left -= kBlockGroups, x += kBlockGroups / kUnitGroups) {
     dot_block<F, kCount>(tile, x, stride, kBlockGroups, sums);

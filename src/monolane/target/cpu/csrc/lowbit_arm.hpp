@@ -7,9 +7,6 @@
 
 namespace monolane {
 
-using F4x4 = F16;
-using I4x4 = I16;
-
 template <class F>
 constexpr int kBias = F::kIsInteger && (F::kBits == 8 || F::kHasTable) ? 128 : 0;
 
@@ -77,27 +74,17 @@ __attribute__((always_inline)) inline RowSums dot(const Codes& codes, const Inpu
 }
 
 // Four rows: [row][group].
-inline I4x4 gather(const RowSums* rows) {
-  I16 out;
-  std::memcpy(&out, rows, sizeof out);
-  return out;
+inline I16 gather(const RowSums* rows) {
+  return {{rows[0], rows[1]}, {rows[2], rows[3]}};
 }
 
-inline F4x4 of_groups(const float* p) {
-  const float32x4_t one = vld1q_f32(p), all[kVectorRows] = {one, one, one, one};
-  return load(reinterpret_cast<const float*>(all));
+inline F16 of_groups(const float* p) {
+  const float32x4_t one = vld1q_f32(p);
+  return {{one, one}, {one, one}};
 }
-inline I4x4 of_groups(const int32_t* p) {
-  const int32x4_t one = vld1q_s32(p), all[kVectorRows] = {one, one, one, one};
-  return gather(all);
-}
-
-inline int32x4_t part_of(const I16& v, int i) { return vld1q_s32(reinterpret_cast<const int32_t*>(&v) + 4 * i); }
-inline F4x4 to_floats(const I4x4& v) {  // GCC would convert one element after the other
-  float32x4_t out[kVectorRows];
-#pragma GCC unroll 4
-  for (int r = 0; r < kVectorRows; r++) out[r] = vcvtq_f32_s32(part_of(v, r));
-  return load(reinterpret_cast<const float*>(out));
+inline I16 of_groups(const int32_t* p) {
+  const int32x4_t one = vld1q_s32(p);
+  return {{one, one}, {one, one}};
 }
 
 // [group][row] of 16-bit numbers as [row][group], two rows in a register.
@@ -113,9 +100,9 @@ inline void transpose(const uint16x8_t (&groups)[kUnitGroups], uint16x8_t (&out)
 // The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
 struct TileScales {
-  F4x4 scale[kVectors];
-  F4x4 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I4x4 zero[kVectors];      // zero points of the groups
+  F16 scale[kVectors];
+  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
+  I16 zero[kVectors];    // zero points of the groups
 
   // `blocks`: the numbers of the super-block, of all rows. Those of groups that are not there become 0.
   inline void load(const uint8_t* p, const uint8_t* blocks, int groups) {

@@ -4,23 +4,6 @@
 
 namespace monolane {
 
-// 16 numbers, [4 rows][4 groups], as the two registers they are in: compilers keep vectors that are wider than a register in memory.
-typedef float F8 __attribute__((vector_size(32)));
-typedef int32_t I8 __attribute__((vector_size(32)));
-struct F4x4 {
-  F8 first, last;
-};
-inline F4x4 operator*(F4x4 a, F4x4 b) { return {a.first * b.first, a.last * b.last}; }
-inline F4x4& operator+=(F4x4& a, F4x4 b) {
-  a.first += b.first, a.last += b.last;
-  return a;
-}
-struct I4x4 {
-  I8 first, last;
-};
-inline I4x4 operator*(I4x4 a, I4x4 b) { return {a.first * b.first, a.last * b.last}; }
-inline I4x4 operator-(I4x4 a, I4x4 b) { return {a.first - b.first, a.last - b.last}; }
-
 struct Codes {
   __m256i half[2][2];  // of the first and the last 16 columns of each group: [c][group][4 columns]
 };
@@ -108,23 +91,21 @@ __attribute__((always_inline)) inline RowSums dot(const Codes& codes, const Inpu
 }
 
 // The sums over c of four rows: [row][group].
-inline I4x4 gather(const RowSums* rows) {
+inline I16 gather(const RowSums* rows) {
   const auto of_two = [](__m256i a, __m256i b) {
-    return reinterpret_cast<I8>(_mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)));
+    return reinterpret_cast<RegisterI>(_mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)));
   };
   return {of_two(rows[0], rows[1]), of_two(rows[2], rows[3])};
 }
 
-inline F4x4 of_groups(const float* p) {
-  const F8 twice = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+inline F16 of_groups(const float* p) {
+  const RegisterF twice = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
   return {twice, twice};
 }
-inline I4x4 of_groups(const int32_t* p) {
-  const I8 twice = reinterpret_cast<I8>(_mm256_broadcastsi128_si256(load128(p)));
+inline I16 of_groups(const int32_t* p) {
+  const RegisterI twice = reinterpret_cast<RegisterI>(_mm256_broadcastsi128_si256(load128(p)));
   return {twice, twice};
 }
-
-inline F4x4 to_floats(I4x4 v) { return {__builtin_convertvector(v.first, F8), __builtin_convertvector(v.last, F8)}; }
 
 // [group][row] of 16-bit numbers as [row][group], two rows in a register.
 inline void transpose(const __m128i (&group)[kUnitGroups], __m128i (&rows)[kTileRows / 2]) {
@@ -142,9 +123,9 @@ inline __m128i narrowed(__m256i v) { return _mm256_castsi256_si128(_mm256_permut
 // The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
 struct TileScales {
-  F4x4 scale[kVectors];
-  F4x4 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I4x4 zero[kVectors];      // zero points of the groups
+  F16 scale[kVectors];
+  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
+  I16 zero[kVectors];    // zero points of the groups
 
   // `blocks`: the numbers of the super-block, of all rows. Those of groups that are not there become 0.
   __attribute__((always_inline)) inline void load(const uint8_t* p, const uint8_t* blocks, int groups) {
@@ -189,7 +170,7 @@ struct TileScales {
       scale[v] = {first_parts[2 * v], first_parts[2 * v + 1]};
       second[v] = {second_parts[2 * v], second_parts[2 * v + 1]};
       if constexpr (F::kScaling == Scaling::kScaleZero) {
-        const auto integers = [&](int i) { return reinterpret_cast<I8>(_mm256_cvtps_epi32(second_parts[i])); };
+        const auto integers = [&](int i) { return reinterpret_cast<RegisterI>(_mm256_cvtps_epi32(second_parts[i])); };
         zero[v] = {integers(2 * v), integers(2 * v + 1)};
       }
     }

@@ -10,9 +10,6 @@ struct Codes {
   B64 half[2];  // of the first and the last 16 columns of each group: [c][group][4 columns]
 };
 
-using F4x4 = F16;
-using I4x4 = I16;
-
 template <class F>
 constexpr int kBias = 0;  // unpack() subtracts nothing from the codes
 
@@ -82,7 +79,7 @@ inline RowSums dot(const Codes& codes, const InputUnit& x) {
 }
 
 // The sums over c of four rows: [row][group].
-inline I4x4 gather(const RowSums* rows) {
+inline I16 gather(const RowSums* rows) {
   const __m512i a = reinterpret_cast<__m512i>(rows[0]), b = reinterpret_cast<__m512i>(rows[1]);
   const __m512i c = reinterpret_cast<__m512i>(rows[2]), d = reinterpret_cast<__m512i>(rows[3]);
   const __m512i ab = _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
@@ -90,8 +87,8 @@ inline I4x4 gather(const RowSums* rows) {
   return reinterpret_cast<I16>(_mm512_add_epi32(_mm512_shuffle_i32x4(ab, cd, 0x88), _mm512_shuffle_i32x4(ab, cd, 0xdd)));
 }
 
-inline F4x4 of_groups(const float* p) { return reinterpret_cast<F16>(_mm512_broadcast_f32x4(_mm_loadu_ps(p))); }
-inline I4x4 of_groups(const int32_t* p) { return reinterpret_cast<I16>(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+inline F16 of_groups(const float* p) { return reinterpret_cast<F16>(_mm512_broadcast_f32x4(_mm_loadu_ps(p))); }
+inline I16 of_groups(const int32_t* p) { return reinterpret_cast<I16>(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
 
 // [group][row] of 16-bit numbers as [row][group]; `groups` of 4 are there, and the others become 0.
 inline void transpose(const uint8_t* p, int groups, __m256i out[2]) {
@@ -116,14 +113,12 @@ inline void transpose_pairs(const uint8_t* p, int groups, __m256i first[2], __m2
   second[0] = _mm512_castsi512_si256(two), second[1] = _mm512_extracti64x4_epi64(two, 1);
 }
 
-inline F4x4 to_floats(I4x4 v) { return __builtin_convertvector(v, F16); }
-
 // The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
 struct TileScales {
-  F4x4 scale[kVectors];
-  F4x4 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I4x4 zero[kVectors];      // zero points of the groups
+  F16 scale[kVectors];
+  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
+  I16 zero[kVectors];    // zero points of the groups
 
   // `blocks`: the numbers of the super-block, of all rows. Those of groups that are not there become 0.
   inline void load(const uint8_t* p, const uint8_t* blocks, int groups) {

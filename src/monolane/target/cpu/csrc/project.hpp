@@ -111,9 +111,10 @@ inline void finish_tile(Lane& lane, const Stage& stage, const Weights& weights, 
     }
     case Output::kGate: {
       const Gate& limits = stage.gate;
-      F16 gate = splat(0.0f);
+      static_assert(kTileRows / 2 == 4, "a vector has the gate rows of a tile");
+      F4 gate{};
       for (int r = 0; r < rows / 2; r++) gate[r] = std::fmin(y[2 * r], limits.limit);
-      const F16 activated = gate / (splat(1.0f) + exponential(splat(-limits.slope) * gate)) * splat(group.weights[i]);
+      const F4 activated = gate / (1.0f + exponential(-limits.slope * gate)) * group.weights[i];
       float* out = lane.row(stage.writes, position) + group.places[i] * (stage.rows / 2) + first_row / 2;
       for (int r = 0; r < rows / 2; r++) out[r] = activated[r] * (std::clamp(y[2 * r + 1], -limits.limit, limits.limit) + limits.shift);
       break;

@@ -28,33 +28,20 @@ struct alignas(64) InputUnit {
 };
 static_assert(sizeof(InputUnit) <= kUnitBytes, "Worker::units has room for them");
 
-// A register of numbers: compilers keep wider vectors in memory.
-#if defined(__AVX512F__)
-constexpr int kRegisterBytes = 64;
-#elif defined(__AVX2__)
-constexpr int kRegisterBytes = 32;
-#else
-constexpr int kRegisterBytes = 16;
-#endif
-constexpr int kRegister = kRegisterBytes / sizeof(float);
-typedef float RegisterF __attribute__((vector_size(kRegisterBytes)));
-typedef uint32_t RegisterU __attribute__((vector_size(kRegisterBytes)));
-typedef int32_t RegisterI __attribute__((vector_size(kRegisterBytes)));
-
 #if defined(__AVX512F__)
 inline uint32_t largest(RegisterU v) { return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(v)); }
 inline int32_t sum(RegisterI v) { return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v)); }
 #elif defined(__AVX2__)
 template <class Join>
-inline int32_t folded(__m256i v, const Join& join) {
+inline int32_t joined(__m256i v, const Join& join) {
   const __m128i four = join(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)), two = join(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(join(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 inline uint32_t largest(RegisterU v) {
-  return static_cast<uint32_t>(folded(reinterpret_cast<__m256i>(v), [](__m128i a, __m128i b) { return _mm_max_epu32(a, b); }));
+  return static_cast<uint32_t>(joined(reinterpret_cast<__m256i>(v), [](__m128i a, __m128i b) { return _mm_max_epu32(a, b); }));
 }
 inline int32_t sum(RegisterI v) {
-  return folded(reinterpret_cast<__m256i>(v), [](__m128i a, __m128i b) { return _mm_add_epi32(a, b); });
+  return joined(reinterpret_cast<__m256i>(v), [](__m128i a, __m128i b) { return _mm_add_epi32(a, b); });
 }
 #else
 inline uint32_t largest(RegisterU v) { return std::max(std::max<uint32_t>(v[0], v[1]), std::max<uint32_t>(v[2], v[3])); }
@@ -142,7 +129,7 @@ inline void to_units(const float* in, int cols, InputUnit* out) {
       std::memcpy(&most, &bits, sizeof most);
       const bool finite = bits < 0x7f800000u, counts = finite && most >= kSmallest;
       const float factor = counts ? kLargest / most : 0.0f;
-      const RegisterF shift = RegisterF{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer
+      const RegisterF shift = splat<RegisterF>(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
       for (int half = 0; half < 2; half++) {
         RegisterI total{};
         for (int i = 0; i < 16; i += kRegister) {
