@@ -58,10 +58,11 @@ def _digits(measured: float) -> str:
 
 
 def _measured(found: list[Result], goal: Result) -> float | None:
-    """The value that a goal is about, from the first result that fits it; None where there is none.
+    """The value that a goal is about, the worst of all results that fit it and have one; None where there is none.
 
     It is value / over - times * less, where ``over`` and ``less`` are optional.
     """
+    values: list[float] = []
     for result in _of(found, goal["benchmark"]):
         where = result["machine"].get("gpu", {}).get("name", result["machine"]["processor"])
         if result["model"] != goal["model"] or goal["on"] not in where or result.get("routing") == "skewed":
@@ -70,8 +71,9 @@ def _measured(found: list[Result], goal: Result) -> float | None:
             continue
         value, over = _at(result, goal["value"]), _at(result, goal["over"]) if "over" in goal else 1.0
         less = _at(result, goal["less"]) if "less" in goal else 0.0
-        return value / over - goal.get("times", 1) * less if value is not None and over and less is not None else None
-    return None
+        if value is not None and over and less is not None:
+            values.append(value / over - goal.get("times", 1) * less)
+    return max(values, default=None)
 
 
 def _at(result: Result, path: list[str | int]) -> float | None:
