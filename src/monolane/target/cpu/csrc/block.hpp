@@ -54,6 +54,13 @@ struct BlockPlace {
   static constexpr int end(int groups) { return blocks(groups) + kRows * F::kBlockBytes; }
 };
 
+// The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32. TileScales<F> loads them, each kind of instructions in its own way.
+struct ScaleVectors {
+  F16 scale[kVectors];
+  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
+  I16 zero[kVectors];    // zero points of the groups
+};
+
 constexpr int lesser_groups(int groups, int unit) { return lesser(kUnitGroups, groups - unit * kUnitGroups); }
 
 }  // namespace monolane

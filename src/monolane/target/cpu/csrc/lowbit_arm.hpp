@@ -97,13 +97,8 @@ inline void transpose(const uint16x8_t (&groups)[kUnitGroups], uint16x8_t (&out)
   }
 }
 
-// The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
-struct TileScales {
-  F16 scale[kVectors];
-  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I16 zero[kVectors];    // zero points of the groups
-
+struct TileScales : ScaleVectors {
   // `blocks`: the numbers of the super-block, of all rows. Those of groups that are not there become 0.
   inline void load(const uint8_t* p, const uint8_t* blocks, int groups) {
     constexpr bool kPairs = F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kScaleZero;

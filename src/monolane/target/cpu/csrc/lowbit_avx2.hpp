@@ -120,13 +120,8 @@ inline void transpose(const __m128i (&group)[kUnitGroups], __m128i (&rows)[kTile
 // Eight 32-bit numbers below 65,536 as 16-bit ones.
 inline __m128i narrowed(__m256i v) { return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(v, v), 0x08)); }
 
-// The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
-struct TileScales {
-  F16 scale[kVectors];
-  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I16 zero[kVectors];    // zero points of the groups
-
+struct TileScales : ScaleVectors {
   // `blocks`: the numbers of the super-block, of all rows. Those of groups that are not there become 0.
   __attribute__((always_inline)) inline void load(const uint8_t* p, const uint8_t* blocks, int groups) {
     constexpr bool kPairs = F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kScaleZero;

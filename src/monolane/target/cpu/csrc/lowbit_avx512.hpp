@@ -113,13 +113,8 @@ inline void transpose_pairs(const uint8_t* p, int groups, __m256i first[2], __m2
   second[0] = _mm512_castsi512_si256(two), second[1] = _mm512_extracti64x4_epi64(two, 1);
 }
 
-// The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
-struct TileScales {
-  F16 scale[kVectors];
-  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I16 zero[kVectors];    // zero points of the groups
-
+struct TileScales : ScaleVectors {
   // `blocks`: the numbers of the super-block, of all rows. Those of groups that are not there become 0.
   inline void load(const uint8_t* p, const uint8_t* blocks, int groups) {
     __m256i one[kVectors], two[kVectors];

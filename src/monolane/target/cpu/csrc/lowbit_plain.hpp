@@ -89,13 +89,8 @@ inline Pair<Pair<V>> repeated(const T* p) {
 inline F16 of_groups(const float* p) { return repeated<RegisterF>(p); }
 inline I16 of_groups(const int32_t* p) { return repeated<RegisterI>(p); }
 
-// The scales of 4 groups of a tile, of each of its vectors of 4 rows, in fp32.
 template <class F>
-struct TileScales {
-  F16 scale[kVectors];
-  F16 second[kVectors];  // the minima, or the scales of the last 16 columns of a group
-  I16 zero[kVectors];    // zero points of the groups
-
+struct TileScales : ScaleVectors {
   __attribute__((noinline)) void load(const uint8_t* p, const uint8_t* blocks, int groups) {
     float ones[kTileRows][kUnitGroups] = {}, twos[kTileRows][kUnitGroups] = {};
     int32_t zeros[kTileRows][kUnitGroups] = {};
