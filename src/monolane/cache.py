@@ -46,33 +46,35 @@ def make_folder(path: Path) -> Path:
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn the OSError of a full or read-only disk into an error that says what to do."""
+def disk_errors(path: Path, otherwise: str = _ANOTHER_PLACE) -> Iterator[None]:
+    """Turn the OSError of a full or read-only disk into an error that says what to do. ``otherwise``: what else a user
+    can do than make room there."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             raise ResourceError(
                 f"The disk is full: {error.filename or path} could not be written ({error.strerror}).",
-                f"Free some space, or {_ANOTHER_PLACE}; then run the same command again.",
+                f"Free some space, or {otherwise}; then run the same command again.",
             ) from error
         if error.errno in _NOT_WRITABLE:
             raise ResourceError(
                 f"{error.filename or path} cannot be written: {error.strerror}.",
-                f"Change its permissions, or {_ANOTHER_PLACE}.",
+                f"Change its permissions, or {otherwise}.",
             ) from error
         raise
 
 
-def require_disk_space(path: Path, bytes_needed: int, what: str) -> None:
-    """Raise if ``what`` does not fit on the disk of ``path``, before the first byte is written."""
+def require_disk_space(path: Path, bytes_needed: int, what: str, otherwise: str = _ANOTHER_PLACE) -> None:
+    """Raise if ``what`` does not fit on the disk of ``path``, before the first byte is written. ``otherwise``: as
+    of ``disk_errors``."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < bytes_needed:
         raise ResourceError(
             f"Not enough disk space for {what}: it needs {human_size(bytes_needed)}, "
             f"and {path} has {human_size(free)} free.",
-            f"Free {human_size(bytes_needed - free)} more, or {_ANOTHER_PLACE}.",
+            f"Free {human_size(bytes_needed - free)} more, or {otherwise}.",
         )
 
 

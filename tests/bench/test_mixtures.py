@@ -30,6 +30,13 @@ def test_rows_are_the_same_however_they_are_read(mixture: str) -> None:
     assert 0.9 < whole.values(CONFIG.hidden).std() * np.sqrt(CONFIG.hidden) < 1.1
 
 
+def test_scales_of_mxfp4_are_powers_of_two_as_in_files() -> None:
+    scales = MadeUpMixture(CONFIG, "fp4g32").quants("layers.3.o", 0, 40).scales
+    fractions, exponents = np.frexp(scales.astype(np.float32))
+    assert np.all(fractions == 0.5)
+    assert len(np.unique(exponents)) == 2
+
+
 def test_q4_k_m_has_the_formats_of_such_a_file() -> None:
     """Of the 16 layers, the first two, the last two and every third of the others have v and down in Q6_K."""
     weights = MadeUpMixture(CONFIG, Q4_K_M)

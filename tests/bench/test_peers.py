@@ -65,7 +65,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             ServedPeer(engine, wanted("cuda"))
     installed = replace(VLLM, name="numpy")
     for what, why in ((wanted(), "on a GPU only"), (wanted("cuda", tmp_path / "m.gguf"), "folder of safetensors"),
-                      (wanted("cuda", windows=True), "shape with attention windows")):  # fmt: skip
+                      (wanted("cuda", windows=True), "cannot say what its attention windows")):  # fmt: skip
         with pytest.raises(PeerMissingError, match=why):
             ServedPeer(installed, what)
     monkeypatch.setattr(torch_peer, "find_spec", lambda _: None)

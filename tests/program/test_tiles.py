@@ -44,6 +44,29 @@ def test_half_tiles_hold_two_super_blocks_as_a_whole_tile_holds_one(format: Form
             np.testing.assert_array_equal(whole.codes[row, :8], made.codes[2, 8 * block : 8 * block + 8])
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(LOW_BIT), st.integers(1, 20), st.integers(1, 3), st.booleans())
+def test_the_order_of_the_gpu_can_be_undone(format: Format, rows: int, blocks: int, halved: bool) -> None:
+    groups = 8 * blocks * (1 + halved)
+    made = random_rows(format, rows, 32 * groups, 0.1, rows * groups)
+    tape = tiles.pack(made, 8, for_gpu=True, halved=halved)
+    found = tiles.unpack(tape, format, groups, 8, for_gpu=True, halved=halved)
+    for ours, theirs in zip(found.arrays, made.arrays, strict=True):
+        np.testing.assert_array_equal(ours[:rows], theirs)
+
+
+def test_a_word_of_the_gpu_has_two_groups() -> None:
+    """The 16 bytes of thread 4r + c: the first columns of groups 0 and 1, those of 2 and 3, then the last columns."""
+    format = FORMATS["u4k32"]
+    rows = QuantRows.zeros(format, 8, 8)
+    row, c, b = 5, 2, 3
+    for group in range(4):
+        rows.codes[row, group, 4 * c + b] = (group + 9) << 4 | group + 1  # column 16 + 4c + b above column 4c + b
+    tape = tiles.pack(rows, 8, for_gpu=True)
+    place = 16 * (4 * row + c) + b
+    assert [int(tape[place + 4 * word]) for word in range(4)] == [0x21, 0x43, 0xA9, 0xCB]
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     [

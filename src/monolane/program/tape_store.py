@@ -37,7 +37,7 @@ from monolane.program.tape import (
 )
 from monolane.progress import Progress, bar
 
-FORMAT = 2  # of the file: to be changed when packing or converting changes its content
+FORMAT = 3  # of the file: to be changed when packing or converting changes its content
 PART_BYTES = 1 << 30  # of a tape that is copied part by part
 KEPT = 3  # models whose tapes are kept, one of each lane: the most recently used ones
 SPARE_BYTES = 4 << 30  # of the disk that stay free: a kept tape only saves time

@@ -12,8 +12,11 @@ core's registers: thread 4r + c of a warp has columns 4c to 4c + 3 and 16 + 4c t
     scales  [group][row][numbers of a group]
     blocks  [row][numbers of a super-block]
 
-Where ``in_order``, 4-bit codes that are looked up in a table have the columns of a word in order, 4c to 4c + 3 and then
-16 + 4c to 19 + 4c: an instruction of the GPU looks up four of them that lie side by side.
+Where tiles are ``for_gpu``, 4-bit codes lie in another order. Those that are looked up in a table have the columns of a
+word in order, 4c to 4c + 3 and then 16 + 4c to 19 + 4c: an instruction looks up four of them that lie side by side. Of
+the others, a word has two groups, 2i in the low 4 bits of a byte and 2i + 1 above. Of the four words of 4 groups, two
+have columns 4c to 4c + 3 of both pairs, and two have columns 16 + 4c to 19 + 4c: a thread's A operand, in the order of
+its registers (csrc/lowbit.cuh of the CUDA target says more).
 
 Half tiles have half the rows, and an even number of super-blocks. Two neighbours lie as one of a whole tile does, the
 first as its first rows, the second as its last.
@@ -55,7 +58,7 @@ def block_type(format: Format, rows: int, groups: int) -> np.dtype[np.void]:
     return np.dtype(fields)
 
 
-def pack(rows: QuantRows, tile_rows: int, in_order: bool = False, halved: bool = False) -> Bytes:
+def pack(rows: QuantRows, tile_rows: int, for_gpu: bool = False, halved: bool = False) -> Bytes:
     """Consecutive rows in tiles of ``tile_rows`` rows, or of half as many if ``halved``. Missing rows of the last tile
     become zeros."""
     if halved:
@@ -68,24 +71,24 @@ def pack(rows: QuantRows, tile_rows: int, in_order: bool = False, halved: bool =
     tape = np.empty((tiles, tile_rows * rows.format.row_bytes(rows.groups * 32)), np.uint8)
     for blocks, first in _blocks(tape, rows.format, tile_rows, rows.groups):
         _fill(blocks, rows.cut(slice(None), slice(first, first + blocks.shape[1] * _groups(blocks))))
-        if in_order:
-            _exchange(blocks, rows.format, _IN_ORDER)
+        if for_gpu:
+            _to_gpu(blocks, rows.format)
     return tape.reshape(-1)
 
 
 def unpack(
-    tape: Bytes, format: Format, groups: int, tile_rows: int, in_order: bool = False, halved: bool = False
+    tape: Bytes, format: Format, groups: int, tile_rows: int, for_gpu: bool = False, halved: bool = False
 ) -> QuantRows:
     """The rows of tiles, including padding rows."""
     if halved:
-        return _halved(unpack(tape, format, groups // 2, tile_rows, in_order), tile_rows // 2)
+        return _halved(unpack(tape, format, groups // 2, tile_rows, for_gpu), tile_rows // 2)
     tape = tape.reshape(-1, tile_rows * format.row_bytes(groups * 32))
     rows = QuantRows.zeros(format, len(tape) * tile_rows, groups)
-    if in_order:
+    if for_gpu:
         tape = tape.copy()
     for blocks, first in _blocks(tape, format, tile_rows, groups):
-        if in_order:
-            _exchange(blocks, format, _IN_ORDER[::-1])
+        if for_gpu:
+            _from_gpu(blocks, format)
         _read(blocks, rows.cut(slice(None), slice(first, first + blocks.shape[1] * _groups(blocks))))
     return rows
 
@@ -119,26 +122,59 @@ def _halved(rows: QuantRows, tile_rows: int) -> QuantRows:
     return QuantRows(rows.format, *(moved(array) for array in rows.arrays))
 
 
-# Two exchanges within a word of 8 codes sort it: byte b had columns b and 16 + b, and then the first 4 codes are
-# columns 0 to 3. Of each: how far apart the exchanged bits are, and the lower ones of them.
-_IN_ORDER = ((4, 0x00F000F0), (8, 0x0000FF00))
+# Exchanges of bits within a number: how far apart they are, and the lower ones of them. Two exchanges sort a word of 8
+# codes: byte b had columns b and 16 + b, and then the first 4 codes are columns 0 to 3. One exchanges the upper codes of
+# a word with the lower codes of the next.
+_IN_ORDER = ("<u4", ((4, 0x00F000F0), (8, 0x0000FF00)))
+_IN_PAIRS = ("<u8", ((28, 0xF0F0F0F0),))
 
 
-def _exchange(blocks: NDArray[np.void], format: Format, exchanges: tuple[tuple[int, int], ...]) -> None:
-    """Move the codes within each word, where they are looked up in a table."""
-    assert format.codes is not None
-    if format.codes.table is None:
-        return
-    for name in (name for name in blocks.dtype.names or () if name.startswith("codes")):
-        words = np.ascontiguousarray(blocks[name])
-        for distance, lower in exchanges:
-            differ = words >> np.uint32(distance)
-            differ ^= words
-            differ &= np.uint32(lower)
-            words ^= differ
-            differ <<= np.uint32(distance)
-            words ^= differ
-        blocks[name] = words
+def _to_gpu(blocks: NDArray[np.void], format: Format) -> None:
+    """Move 4-bit codes to where the GPU has them."""
+    for name in _codes_of_four_bits(blocks, format):
+        if _in_pairs(format):
+            _assign_crosswise(blocks[name], _exchanged(blocks[name], *_IN_PAIRS))
+        else:
+            blocks[name] = _exchanged(blocks[name], *_IN_ORDER)
+
+
+def _from_gpu(blocks: NDArray[np.void], format: Format) -> None:
+    """The reverse of ``_to_gpu``."""
+    for name in _codes_of_four_bits(blocks, format):
+        if _in_pairs(format):
+            _assign_crosswise(blocks[name], blocks[name].copy())
+            blocks[name] = _exchanged(blocks[name], *_IN_PAIRS)
+        else:
+            kind, exchanges = _IN_ORDER
+            blocks[name] = _exchanged(blocks[name], kind, exchanges[::-1])
+
+
+def _assign_crosswise(to: NDArray[np.uint32], words: NDArray[np.uint32]) -> None:
+    """Four words each, the second and the third exchanged."""
+    for place, word in enumerate((0, 2, 1, 3)):
+        to[..., place] = words[..., word]
+
+
+def _in_pairs(format: Format) -> bool:
+    return format.codes is not None and format.codes.table is None
+
+
+def _codes_of_four_bits(blocks: NDArray[np.void], format: Format) -> list[str]:
+    four = format.codes is not None and format.codes.bits == 4
+    return [name for name in blocks.dtype.names or () if four and name.startswith("codes")]
+
+
+def _exchanged(words: NDArray[np.uint32], kind: str, exchanges: tuple[tuple[int, int], ...]) -> NDArray[np.uint32]:
+    words = words.copy(order="C")
+    numbers, number = words.view(kind), np.dtype(kind).type
+    for distance, lower in exchanges:
+        differ = numbers >> number(distance)
+        differ ^= numbers
+        differ &= number(lower)
+        numbers ^= differ
+        differ <<= number(distance)
+        numbers ^= differ
+    return words
 
 
 def _blocks(tape: Bytes, format: Format, tile_rows: int, groups: int) -> list[tuple[NDArray[np.void], int]]:

@@ -1,72 +1,79 @@
-"""Writes a model folder of a shape with made-up weights, as large as the real one, for benchmarks that load files."""
+"""Writes a model folder of a shape with its made-up weights, as published, for benchmarks that load files."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from monolane.bench.measure.shapes import MadeUpWeights
-from monolane.cache import make_folder, require_disk_space
+from monolane.bench.measure.folder_config import settings
+from monolane.bench.measure.folder_tensors import Tensor, tensors
+from monolane.cache import disk_errors, require_disk_space
 from monolane.errors import UsageError
 from monolane.model.config import ModelConfig
-from monolane.model.families.names import huggingface_name
-from monolane.model.weights import expected_shapes, to_bf16
+from monolane.model.weights import Weights
 
-ROWS_AT_A_TIME = 1024  # of a matrix, generated and written
+# Several files, because threads that write to the same one wait for each other.
+SHARD_BYTES = 1 << 30
+# Made and written at a time: little enough for a core's L2 cache, and for the allocator to reuse it.
+PIECE_BYTES = 1 << 20
+ANOTHER_PLACE = "set TMPDIR to a folder with room, such as /dev/shm, which is in memory"
 
 
-def write(config: ModelConfig, folder: Path) -> int:
-    """Write config.json, model.safetensors and tokenizer.json; returns the bytes of the weights."""
-    if any(config.windows) or config.lanes or config.experts:
-        raise UsageError(
-            "A model folder cannot be written for a shape with attention windows, lanes or experts.",
-            "Choose a shape without them.",
-        )
-    entries: dict[str, dict[str, Any]] = {}
-    size = 0
-    for name, shape in expected_shapes(config):
-        end = size + 2 * _elements(shape)
-        entries[huggingface_name(name)] = {"dtype": "BF16", "shape": shape, "data_offsets": (size, end)}
-        size = end
-    require_disk_space(folder, size, "a model of this shape")
-    make_folder(folder)
-    (folder / "config.json").write_text(json.dumps(_settings(config)))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(config.vocab)))
-    header = json.dumps(entries).encode()
-    weights = MadeUpWeights(config)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for name, shape in expected_shapes(config):
-            if len(shape) == 1:
-                file.write(to_bf16(weights.vector(name)).tobytes())
-                continue
-            for start in range(0, shape[0], ROWS_AT_A_TIME):
-                file.write(weights.rows(name, start, min(start + ROWS_AT_A_TIME, shape[0])).data)
+def write(config: ModelConfig, weights: Weights, folder: Path) -> int:
+    """Write config.json, tokenizer.json, and safetensors in shards; returns the bytes of the weights. Low-bit matrices
+    that a folder of the family has not are widened to bf16."""
+    if config.lanes:
+        raise UsageError("A model folder cannot be written for a shape with lanes.", "Choose a shape without them.")
+    described = settings(config)
+    shards = _shards(tensors(config, weights))
+    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    size = sum(tensor.size for shard in shards for tensor in shard)
+    require_disk_space(folder, size, "a model of this shape", ANOTHER_PLACE)
+    places = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    with disk_errors(folder, ANOTHER_PLACE):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(described))
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer(config.vocab)))
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        with ThreadPoolExecutor(os.cpu_count() or 1, "write model") as pool:
+            for _ in pool.map(_write_shard, (folder / name for name in names), shards):
+                pass
     return size
 
 
-def _elements(shape: tuple[int, ...]) -> int:
-    return shape[0] * (shape[1] if len(shape) == 2 else 1)
+def _shards(found: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The tensors of each file: a new one begins where one is full."""
+    shards: list[list[Tensor]] = []
+    room = 0
+    for tensor in found:
+        if room <= 0:
+            shards.append([])
+            room = SHARD_BYTES
+        shards[-1].append(tensor)
+        room -= tensor.size
+    return shards
 
 
-def _settings(config: ModelConfig) -> dict[str, Any]:
-    """The content of config.json."""
-    return {
-        "model_type": config.family,
-        "hidden_size": config.hidden,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.ffn,
-        "vocab_size": config.vocab,
-        "max_position_embeddings": config.context,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope.theta,
-        "tie_word_embeddings": config.tied,
-        "sliding_window": None,  # without this key transformers gives a Mistral model a window of 4,096 tokens
-    }
+def _write_shard(path: Path, shard: list[Tensor]) -> None:
+    shard = sorted(shard, key=lambda tensor: tensor.dtype == "U8")  # numbers of two bytes first, to be aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without which transformers reads no safetensors
+    end = 0
+    for tensor in shard:
+        start, end = end, end + tensor.size
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in shard:
+            step = max(1, PIECE_BYTES * tensor.rows // tensor.size)
+            for start in range(0, tensor.rows, step):
+                file.write(tensor.make(start, min(start + step, tensor.rows)).data)
 
 
 def tokenizer(vocab: int) -> dict[str, Any]:

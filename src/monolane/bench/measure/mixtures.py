@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +12,20 @@ from monolane.bench.measure.routing import EVEN
 from monolane.bench.measure.shapes import MadeUpWeights, hash_of
 from monolane.errors import UsageError
 from monolane.model.config import ModelConfig
-from monolane.model.format import BF16, BLOCK_128, E4M3, FORMATS, Format, QuantRows, format_of, groups_of
+from monolane.model.format import (
+    BF16,
+    BLOCK_128,
+    E4M3,
+    FORMATS,
+    FP4,
+    Bytes,
+    Codes,
+    Format,
+    Halves,
+    QuantRows,
+    format_of,
+    groups_of,
+)
 from monolane.model.quantise import Q8
 from monolane.model.weights import Bf16Bits, to_bf16
 
@@ -20,6 +35,9 @@ MXFP4, MXFP4_Q8 = "mxfp4+bf16", "mxfp4+q8"  # of gpt-oss: as it is published, an
 ONE_TYPE = {"q4_0": "i4g32", "q4_1": "u4g32m", "q5_0": "i5g32", "q5_1": "u5g32m", "q8_0": "i8g32"}
 _OTHERS = (name for name, format in FORMATS.items() if format.is_low_bit and name not in ONE_TYPE.values())
 MIXTURES = (Q4_K_M, FP8, MXFP4, MXFP4_Q8, *ONE_TYPE, *_OTHERS)
+
+_ALIGNED = 16  # bytes: the codes of a group are copied at once, which is slower where they are not aligned
+_POOL_BYTES = ((1 << 18) + 255) * _ALIGNED  # times a prime number, so that rows begin at many places of the pool
 
 
 def q4_k_m_favours(layer: int, layers: int) -> bool:
@@ -38,7 +56,8 @@ class MadeUpMixture(MadeUpWeights):
         if mixture in (MXFP4, MXFP4_Q8) and config.experts is None:
             raise UsageError(f"{mixture} is a mixture for experts, and this model has none.", "Choose another mixture.")
         self._mixture = mixture
-        self._bytes = np.tile(np.random.default_rng(seed).integers(0, 256, (1 << 22) + 4099, np.uint8), 2)
+        self._bytes = np.tile(np.random.default_rng(seed).integers(0, 256, _POOL_BYTES, np.uint8), 2)
+        self._bytes.flags.writeable = False  # codes are views of it
         self.identity = f"{self.identity}, {mixture}"
 
     def format(self, name: str) -> Format:
@@ -69,33 +88,41 @@ class MadeUpMixture(MadeUpWeights):
         codes = format.codes
         assert codes is not None
         found = QuantRows.zeros(format, stop - start, groups_of(cols))
-        place = hash_of(name)
-        found.codes[:] = self._random(found.codes.shape, place, start)
-        found.high[:] = self._random(found.high.shape, place + 1, start) & (1 << 2 * codes.high_bits) - 1
-        values = codes.values[np.isfinite(codes.values)]
-        if codes.is_float:
-            found.codes[found.codes & 0x7F == 0x7F] = 0
+        place = hash_of(name) // _ALIGNED * _ALIGNED
+        random = self._random(found.codes.shape, place, start)
+        random = np.where(random & 0x7F == 0x7F, np.uint8(0), random) if codes.is_float else random
+        high = self._random(found.high.shape, place + 1, start) & np.uint8((1 << 2 * codes.high_bits) - 1)
+        found = replace(found, codes=random, high=high)
         numbers = found.scales if found.scales.size else found.blocks
-        size = self.std(name) / float(values.std())
-        _fill_scales(found, self._random(numbers.shape, place + 2, start), size, float(values.mean()))
+        std, mean = _spread(codes)
+        _fill_scales(found, self._random(numbers.shape, place + 2, start), self.std(name) / std, mean)
         return found
 
-    def _random(
-        self, shape: tuple[int, ...], place: int, start: int
-    ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    def _random(self, shape: tuple[int, ...], place: int, start: int) -> Bytes:
         """Rows from ``start`` on of a matrix that begins at that place of the pool, and takes its bytes over and over.
-        As in MadeUpWeights, the pool is there twice."""
+        As in MadeUpWeights, the pool is there twice, so that they are a view of it."""
         period, wanted = len(self._bytes) // 2, math.prod(shape)
         first = (place + start * math.prod(shape[1:])) % period
-        return np.resize(self._bytes[first : first + min(wanted, period)], shape)
+        if wanted > period:
+            return np.resize(self._bytes[first : first + period], shape)
+        return self._bytes[first : first + wanted].reshape(shape)
 
 
-def _fill_scales(
-    rows: QuantRows, random: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], size: float, mean: float
-) -> None:
-    """Scales between 2/3 and 4/3 of ``size``, and what makes the mean of the weights zero where a format has that."""
+@functools.cache
+def _spread(codes: Codes) -> tuple[float, float]:
+    """The standard deviation and the mean of random codes."""
+    values = codes.values[np.isfinite(codes.values)]
+    return float(values.std()), float(values.mean())
+
+
+def _fill_scales(rows: QuantRows, random: Bytes, size: float, mean: float) -> None:
+    """Scales between 2/3 and 4/3 of ``size``, or powers of two where files have those; and what makes the mean of the
+    weights zero where a format has that."""
     kind = rows.format.scales
     assert kind is not None
+    if rows.format.codes == FP4:
+        rows.scales[:] = np.take(_powers_of_two(size), random)
+        return
     if kind == BLOCK_128:
         rows.blocks[:] = size * (2 / 3 + random / 384)
         return
@@ -111,3 +138,22 @@ def _fill_scales(
         rows.scales[..., 1] = -mean * rows.scales[..., 0].astype(np.float32)
     if kind.name == "g32z":
         rows.scales[..., 1] = round(mean)
+
+
+@functools.cache
+def _powers_of_two(size: float) -> Halves:
+    """The scales of MXFP4, by a random byte: the two powers of two around ``size``, each so often that the mean square
+    is that of ``size``."""
+    lower = 2.0 ** math.floor(math.log2(size))
+    larger = ((size / lower) ** 2 - 1) / 3  # the share of 2 * lower
+    return np.where(np.arange(256) < 256 * larger, 2 * lower, lower).astype(np.float16)
+
+
+def published(config: ModelConfig) -> str | None:
+    """The mixture that models of this family are published in: gpt-oss has its experts in MXFP4. None: bf16."""
+    return MXFP4 if config.family == "gpt_oss" else None
+
+
+def made_up(config: ModelConfig, mixture: str | None, routing: str = EVEN) -> MadeUpWeights:
+    """Made-up weights in a mixture, or in bf16."""
+    return MadeUpMixture(config, mixture, routing=routing) if mixture else MadeUpWeights(config, routing=routing)

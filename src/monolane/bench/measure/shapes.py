@@ -159,9 +159,10 @@ class MadeUpWeights(Unquantised):
         return piece.reshape(stop - start, cols)
 
     def vector(self, name: str) -> NDArray[np.float32]:
+        """Numbers that bf16 holds, as files have them."""
         size = self._shapes[name][0]
         noise = self._pool[hash_of(name) % 1024 :][:size] * np.float32(0.1)
-        return noise if name.endswith("bias") else 1 + noise
+        return from_bf16(to_bf16(noise if name.endswith("bias") else 1 + noise))
 
 
 def hash_of(name: str) -> int:

@@ -71,8 +71,7 @@ def find_model(
     if shape is not None:
         if quantise in mixtures.MIXTURES:
             return shape, _made_up(shape, quantise, routing)
-        # gpt-oss is published with its experts in MXFP4.
-        published = mixtures.MXFP4 if shapes.named(shape).family == "gpt_oss" else None
+        published = mixtures.published(shapes.named(shape))
         return shape, _quantised(_made_up(shape, published, routing), quantise)
     from monolane.model.fetch import resolve
     from monolane.model.load import load_model
@@ -101,10 +100,6 @@ def _made_up(shape: str, mixture: str | None, routing: str) -> Model:
 
     config = shapes.named(shape)
     backend = tokenizers.Tokenizer.from_str(json.dumps(checkpoint.tokenizer(config.vocab)))
-    weights = (
-        mixtures.MadeUpMixture(config, mixture, routing=routing)
-        if mixture
-        else shapes.MadeUpWeights(config, routing=routing)
-    )
+    weights = mixtures.made_up(config, mixture, routing)
     made = Model(shape, Path(shape), config, weights, lambda: Tokenization(Tokenizer(backend, {})))
     return replace(made, dtype=mixture) if mixture else made

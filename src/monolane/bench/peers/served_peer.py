@@ -18,7 +18,7 @@ from pathlib import Path
 from monolane.bench.measure import checkpoint
 from monolane.bench.measure.server_client import Client
 from monolane.bench.peers.peer import PeerMissingError, Wanted
-from monolane.errors import MonolaneError
+from monolane.errors import MonolaneError, UsageError
 
 START_S = 600.0  # deadline for loading, compiling and capturing graphs
 STOP_S = 30.0  # from SIGTERM to SIGKILL
@@ -62,8 +62,6 @@ class ServedPeer:
             raise PeerMissingError("it is measured on a GPU only")
         if wanted.path is not None and not wanted.path.is_dir():
             raise PeerMissingError("it needs a folder of safetensors")
-        if wanted.path is None and any(wanted.config.windows):
-            raise PeerMissingError("a model folder cannot be written for a shape with attention windows")
         self.name = engine.name
         self.what = f"{engine.name} {version(engine.name)}, {' '.join(engine.others)}, asked over HTTP"
         self._folder = tempfile.TemporaryDirectory(prefix="monolane-peer-")
@@ -96,7 +94,10 @@ class ServedPeer:
     def _start(self, engine: Engine, wanted: Wanted) -> None:
         model = wanted.path or Path(self._folder.name)
         if wanted.path is None:
-            checkpoint.write(wanted.config, model)
+            try:
+                checkpoint.write(wanted.config, wanted.weights, model)
+            except UsageError as error:
+                raise PeerMissingError(error.message) from error
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

@@ -23,7 +23,13 @@ COMMON: dict[str, Schema] = {
 }
 DEVICE: dict[str, Schema] = {"dtype": str, "device": str}
 STREAM: dict[str, Schema] = {**DEVICE, "context": int, "bytes_per_token": int, "ceiling_bytes_per_s": NUMBER}
-START: dict[str, Schema] = {"load_s": NUMBER, "first_token_s": NUMBER, "tape_bytes": int, "peak_bytes": int}
+START: dict[str, Schema] = {
+    "load_s": NUMBER,
+    "first_token_s": NUMBER,
+    "tape_bytes": int,
+    "peak_bytes": int,
+    "peak_anonymous_bytes?": (int, NONE),
+}
 
 KINDS: dict[str, Schema] = {
     "decode": {
@@ -53,7 +59,7 @@ KINDS: dict[str, Schema] = {
         "left_out?": {"*": str},
     },
     "stages": {**DEVICE, "us_per_token": NUMBER, "stages_us": {"*": NUMBER}, "times": {"*": int}},
-    "load": {"first": START, "second": START, "peak_over_tape": NUMBER},
+    "load": {"first": START, "second": START, "peak_over_tape": NUMBER, "tape_kept?": bool},
     "workflow": {
         **DEVICE,
         "tokens": int,

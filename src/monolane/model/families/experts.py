@@ -90,7 +90,7 @@ class JoinedExperts:
     def shape(self, name: str) -> tuple[int, ...]:
         if not _is_joined(name):
             return self.stored.shape(name)
-        shapes = {self.stored.shape(_of_expert(name, expert)) for expert in range(self._count)}
+        shapes = {self.stored.shape(of_expert(name, expert)) for expert in range(self._count)}
         if len(shapes) > 1:
             raise ModelFileError(
                 f"{name!r}: experts have different shapes.", "The files are damaged; fetch them again."
@@ -102,7 +102,7 @@ class JoinedExperts:
         if not _is_joined(name):
             return self.stored.format(name)
         if name not in self._formats:
-            found = {self.stored.format(_of_expert(name, expert)) for expert in range(self._count)}
+            found = {self.stored.format(of_expert(name, expert)) for expert in range(self._count)}
             format = found.pop()
             # Every expert has an order of columns of its own, and one matrix has one.
             self._formats[name] = BF16 if found or format.ordered else format
@@ -132,17 +132,17 @@ class JoinedExperts:
 
     def _parts(self, name: str, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
         """Where rows [start, stop) come from: (matrix of an expert, its first row, its last row + 1)."""
-        each = self.stored.shape(_of_expert(name, 0))[0]
+        each = self.stored.shape(of_expert(name, 0))[0]
         for expert in range(start // each, -(-stop // each)):
             base = expert * each
-            yield _of_expert(name, expert), max(start - base, 0), min(stop - base, each)
+            yield of_expert(name, expert), max(start - base, 0), min(stop - base, each)
 
 
 def _is_joined(name: str) -> bool:
     return ".experts." in name
 
 
-def _of_expert(name: str, expert: int) -> str:
+def of_expert(name: str, expert: int) -> str:
     """``layers.3.experts.gate`` -> ``layers.3.experts.17.gate``"""
     layer, _, part = name.partition(".experts.")
     return f"{layer}.experts.{expert}.{part}"

@@ -53,15 +53,21 @@ def _type(format: Format) -> list[str]:
     is_small = max(values) - min(values) < BYTE_ZERO
     zero = -min(values) if is_small else BYTE_ZERO
     table = bytes(value + zero for value in values)
-    words = [int.from_bytes(table[i : i + 4], "little") for i in range(0, 16, 4)]
+    magnitudes = bytes(abs(value) for value in values)
+    negative = int(min(values[8:]) < 0)  # the half of the table whose values are not positive
+    assert all(value <= 0 for value in values[8 * negative :][:8])
+    assert all(value >= 0 for value in values[8 - 8 * negative :][:8])
     fields = {
         "bool kIsLowBit": "true",
         "bool kIsInteger": str(format.is_integer).lower(),
         "int kBits": codes.bits,
         "int kZero": zero if codes.table else codes.zero,
+        "bool kInPairs": str(codes.bits == 4 and codes.table is None).lower(),
         "bool kHasTable": str(codes.table is not None).lower(),
         "bool kHasSmallTable": str(codes.table is not None and is_small).lower(),
-        **{f"uint32_t kTable{i}": f"{word:#010x}u" for i, word in enumerate(words)},
+        **{f"uint32_t kTable{i}": word for i, word in enumerate(_words(table))},
+        **{f"uint32_t kMagnitudes{i}": word for i, word in enumerate(_words(magnitudes))},
+        "int kNegativeHalf": negative,
         "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",
         "int kScaleBytes": scales.group_bytes,
         "int kBlockBytes": scales.block_bytes,
@@ -71,3 +77,8 @@ def _type(format: Format) -> list[str]:
         *(f"  static constexpr {name} = {value};" for name, value in fields.items()),
         "};",
     ]
+
+
+def _words(table: bytes) -> list[str]:
+    """Four bytes in a word."""
+    return [f"{int.from_bytes(table[i : i + 4], 'little'):#010x}u" for i in range(0, 16, 4)]

@@ -188,15 +188,17 @@ def _max_tiles(plan: Plan, stage: Project) -> int:
 
 def chunk_tiles(plan: Plan, stage: Project) -> int:
     """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so
-    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot. Where the
-    tiles of chosen experts follow each other, a chunk has those of one expert, if all of them fit and lie in one batch.
-    """
+    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot. Of experts, a
+    chunk has all tiles of one of them, if they fit and, where those of chosen experts follow each other, lie in one
+    batch."""
     fitting = slot_bytes(plan) // plan.layout.tile_bytes(stage)
     if stage.matrix.experts > 1:
-        each = _max_tiles(plan, stage) // stage.chosen
+        in_turn = input_segments(stage) == 1
+        each = _max_tiles(plan, stage) // (stage.chosen if in_turn else 1)
         together = 1 << max(each - 1, 0).bit_length()
-        in_turn = input_segments(stage) == 1 and _max_tiles(plan, stage) <= DECODE_BATCH
-        return together if in_turn and together <= min(fitting, WARPGROUP_WARPS) else 1
+        one_batch = _max_tiles(plan, stage) <= DECODE_BATCH
+        whole = one_batch if in_turn else _cut(plan, stage, slot_bytes(plan))[0] == 1
+        return together if whole and together <= min(fitting, WARPGROUP_WARPS) else 1
     most = min(fitting, _max_tiles(plan, stage) // WARPGROUPS, DECODE_BATCH)
     return 1 << max(most, 1).bit_length() - 1
 

@@ -254,15 +254,26 @@ class Consumer {
     int stage, layer, count, first_row;
   };
 
+  // The bias of a result; the second one is of the up row of a gate.
+  struct RowBias {
+    float first = 0.0f, second = 0.0f;
+  };
+
   template <class P>
   MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, float& stage_scale, uint64_t& best) {
     const bool late = is_late<P>(tiles.layer);
+    // The bias of the first result that this thread will finish is loaded early, that of an expert as soon as it is chosen. Loaded in finish(), it would
+    // be waited for after the last MMA, when nothing else is left to do.
+    RowBias bias;
+    if (P::kExperts == 1) bias = decode_bias<P>(tiles, thread_id());
     const auto prepare = [&] {
       if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
+      if (P::kTakesInput && P::kExperts > 1) bias = decode_bias<P>(tiles, thread_id());
       if constexpr (P::kTakesInput) return stage_scale;
       const float squares = prepare_decode<P>(tiles.layer, now);
       if constexpr (P::kChooses) choose_for_decode<P>(step_ - 1);  // the input is older than the logits, and has been there before them
       const float scale = finish_prepare<P>(squares);
+      if (P::kExperts > 1) bias = decode_bias<P>(tiles, thread_id());
       if (!P::kEndsStage) stage_scale = scale;
       mark<false>(tiles.stage, 1);
       if (late) {
@@ -272,28 +283,42 @@ class Consumer {
       }
       return scale;
     };
-    // The bias of the first output row that this thread will finish is loaded now. Loaded in finish(), it would be waited for after the last MMA,
-    // when nothing else is left to do.
-    constexpr bool kExpertsInTurn = P::kExperts > 1 && P::kSegments == 1;
-    const Bias bias = P::kExperts > 1 ? Bias() : bias_of<P>(tiles.layer, tiles.first_row + thread_id());
     const auto finish_row = [&](int local, int, float first, float second, float scale) {
-      Chosen chosen = choice_of<P>(0);
-      Bias own = bias;
-      if constexpr (kExpertsInTurn) {
-        const int each = tiles.count * kRowsOfTile<P>;
-        chosen = {shared::routes().experts[0][local / each], local / each, shared::routes().weights[0][local / each]};
-        local %= each;
-      }
-      if constexpr (P::kSegments > 1 && P::kBias != kNone) {
-        for (int i = 0; i < P::kChosen; i++)
-          own.first += shared::routes().weights[0][i] * bias_of<P>(tiles.layer, tiles.first_row + local, shared::routes().experts[0][i]).first;
-      } else if (P::kExperts > 1 || local != thread_id()) {
-        own = bias_of<P>(tiles.layer, tiles.first_row + local, chosen.expert);
-      }
+      const RowBias own = local == thread_id() ? bias : decode_bias<P>(tiles, local);
+      const Chosen chosen = decode_choice<P>(tiles, local);
+      if constexpr (kExpertsInTurn<P>) local %= tiles.count * kRowsOfTile<P>;
       finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best);
     };
-    project<false, P, 1, true>(tiles.count * (kExpertsInTurn ? P::kChosen : 1), cursor, shared::x(), 0, 1, prepare, finish_row);
+    project<false, P, 1, true>(tiles.count * (kExpertsInTurn<P> ? P::kChosen : 1), cursor, shared::x(), 0, 1, prepare, finish_row);
     if (late) pass_on_outputs();
+  }
+
+  // Whether the results of one chosen expert follow those of another.
+  template <class P>
+  static constexpr bool kExpertsInTurn = P::kExperts > 1 && P::kSegments == 1;
+
+  // The expert that a result of a decode pass is of, counted from the first of this worker.
+  template <class P>
+  MONOLANE_DEVICE static Chosen decode_choice(const StageTiles& tiles, int local) {
+    if constexpr (!kExpertsInTurn<P>) return choice_of<P>(0);
+    const int place = local / (tiles.count * kRowsOfTile<P>);
+    return {shared::routes().experts[0][place], place, shared::routes().weights[0][place]};
+  }
+
+  // The bias of a result of a decode pass: of an output row, or of all chosen experts together.
+  template <class P>
+  MONOLANE_DEVICE static RowBias decode_bias(const StageTiles& tiles, int local) {
+    if constexpr (P::kBias == kNone) return {};
+    if constexpr (kExpertsInTurn<P>) {
+      const int each = tiles.count * kRowsOfTile<P>;
+      return local < P::kChosen * each ? bias_of<P>(tiles.layer, tiles.first_row + local % each, decode_choice<P>(tiles, local).expert) : RowBias();
+    }
+    if constexpr (P::kSegments == 1) return bias_of<P>(tiles.layer, tiles.first_row + local);
+    RowBias sum;
+#pragma unroll
+    for (int i = 0; i < P::kChosen; i++)
+      sum.first += shared::routes().weights[0][i] * bias_of<P>(tiles.layer, tiles.first_row + local, shared::routes().experts[0][i]).first;
+    return sum;
   }
 
   // Attention takes about 3 µs, so a worker without a split of its own backs off for 1 µs before it polls for the results. Where splits are merged in
@@ -367,7 +392,7 @@ class Consumer {
         if (kExperts && !(users >> row & 1)) return;
         const float scale = kNorm ? shared::reduce()[row] : 1.0f;
         const Chosen chosen = chosen_in(row);
-        Bias bias = bias_of<P>(tiles.layer, tiles.first_row + local, expert);
+        RowBias bias = bias_of<P>(tiles.layer, tiles.first_row + local, expert);
         if (P::kSegments > 1) bias.first *= chosen.weight;
         finish<true, P>(tiles, now, local, row, first * scale, second * scale, bias, chosen, unused);
       };
@@ -419,11 +444,8 @@ class Consumer {
   }
 
   // The bias of an output row of an expert or, where the projection is a gate, of a gate row and its up row.
-  struct Bias {
-    float first = 0.0f, second = 0.0f;
-  };
   template <class P>
-  MONOLANE_DEVICE static Bias bias_of(int layer, int output_row, int expert = 0) {
+  MONOLANE_DEVICE static RowBias bias_of(int layer, int output_row, int expert = 0) {
     constexpr int kBias = P::kBias, kGate = P::kOutput == Output::kGate;
     if (kBias == kNone || output_row >= P::kRows >> kGate) return {};
     const float* from = buffers().constants + kBias + layer * kConstantsPerLayer + expert * P::kRows + (output_row << kGate);
@@ -434,7 +456,7 @@ class Consumer {
   // the output row, counted from this worker's first. `row`: row of the pass. `first`, `second`: sums; the second one is of the up row of a gate.
   // `chosen`: the expert that it is a result of. `best`: the highest rank of this thread's logits so far.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const Bias& bias,
+  MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const RowBias& bias,
                               const Chosen& chosen, uint64_t& best) {
     constexpr Output kOutput = P::kOutput;
     constexpr int kGate = kOutput == Output::kGate, kBuffer = P::kWrites;

@@ -2,7 +2,9 @@
 // docs/formats.md the formats. The generated source has a type F for every format of the program, with
 //
 //     kBits, kZero               of a code
+//     kInPairs                   whether a word of codes has two groups
 //     kHasTable, kTable0 to 3    whether codes are looked up, and the 16 values of the table, with kZero added, four in a word
+//     kMagnitudes0 to 3          the magnitudes of its values, of which those of half kNegativeHalf, 0 or 1, are negative or 0
 //     kScaling                   what its scales are
 //     kScaleBytes, kBlockBytes   bytes of the scales of a row and group, and of a row and super-block
 //     kIsInteger                 whether codes are integers; fp8.cuh multiplies the others
@@ -20,6 +22,15 @@
 //
 // Thread 4g + t then has row g of C, columns 2t and 2t + 1. In rows 0-7 these are the sums of group 4s + t if t < 2, in rows 8-15 if t >= 2, and it is
 // the scales of this group that the thread has. The other half of C are products of one group's weights with the input of another, and is ignored.
+//
+// 4-bit codes in pairs (kInPairs): of groups 2i and 2i + 1, in bytes of 16 * (code of 2i + 1) + (code of 2i). Both MMAs have the same rows of A: MMA 0 the bytes as
+// they are, MMA 1 the bytes without their low 4 bits. So 8 codes take one instruction, and the 16 bytes of a thread are its registers of A:
+//
+//     MMA   rows 0-7 of A                 rows 8-15 of A                 columns 0 1 of B   2 3            4 5             6 7
+//     0     pair of 4s and 4s + 1         pair of 4s + 2 and 4s + 3      group 4s           0              group 4s + 2    0
+//     1     16 * (code of 4s + 1)         16 * (code of 4s + 3)          minus group 4s     group 4s + 1   minus 4s + 2    group 4s + 3
+//
+// The sums of the two are those of group 4s, without what its neighbour's codes have added, and 16 times those of group 4s + 1.
 //
 // 16 rows: bf16. All rows of A are rows of the pass, so weights become bf16, and two MMAs multiply a group.
 #pragma once
@@ -56,6 +67,16 @@ MONOLANE_DEVICE uint32_t looked_up(uint32_t codes) {
   return ptx::byte_perm(lower, upper, 0x3210u | (codes & 0x8888u) >> 1);
 }
 
+// The magnitudes of those of 8 codes that are in one half of a table, and 0 for the others. In each half all values have the same sign, so a product with the codes is
+// the difference of the products with the magnitudes of both halves; that takes fewer instructions than to select the values.
+template <class F>
+MONOLANE_DEVICE void magnitudes(uint32_t codes, int half, uint32_t (&found)[2]) {
+  const uint32_t selected = half ? codes ^ 0x88888888u : codes;  // the highest bit of a code is clear if the code is in this half (see looked_up)
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    found[i] = half ? ptx::byte_perm_signed(F::kMagnitudes2, F::kMagnitudes3, selected >> 16 * i) : ptx::byte_perm_signed(F::kMagnitudes0, F::kMagnitudes1, selected >> 16 * i);
+}
+
 // The high bits of the codes of a group: `word` has two bits of every column for each of 4 groups, or one bit of both halves of a group.
 template <int kBits>
 MONOLANE_DEVICE uint32_t high_bits(uint32_t word, int group, int half) {
@@ -69,6 +90,8 @@ MONOLANE_DEVICE uint32_t high_bits(uint32_t word, int group, int half) {
 //     MMA   rows 0-3, 4-7 of A          rows 8-11, 12-15             columns 0 1 of B    2 3         4 5            6 7
 //     0     group 4s of both            group 4s + 2 of both         4s, the first       second      4s + 2, first  second
 //     1     group 4s + 1 of both        group 4s + 3 of both         4s + 1, the second  first       4s + 3, second first
+//
+// In pairs, MMA 0 has the low 4 bits of the bytes, and MMA 1 the others: all columns of B are taken, and a third MMA took longer than to clear bits.
 //
 // So the sums of a thread that count are those of group 4s + own_group().
 template <int kKBlocks>
@@ -109,6 +132,9 @@ struct LowBitFragment {
     const int part = j / kHalfGroups, place = j % kHalfGroups;
     if constexpr (F::kBits == 8) {
       halves[0] = word_of(codes[part][0], place), halves[1] = word_of(codes[part][1], place);
+    } else if constexpr (F::kInPairs) {
+      const int pair = place / 2, shift = place % 2 * 4;
+      halves[0] = word_of(codes[part][0], pair) >> shift & 0x0f0f0f0fu, halves[1] = word_of(codes[part][0], 2 + pair) >> shift & 0x0f0f0f0fu;
     } else {
       const uint32_t both = word_of(codes[part][0], place);
       if constexpr (F::kHasTable)
@@ -187,15 +213,41 @@ struct Scales {
   }
 };
 
-// The input of a fragment in integers, what a thread has of it.
+// What all products of a thread have in common.
 template <int kKBlocks>
+struct IntegerThread {
+  int place;           // among the four threads of a row: a bit of it is tested in one instruction, and a bool that lives across a loop in two
+  uint32_t second;     // half tiles: all bits set if the sums of its groups are of the second MMA, else none
+  int32_t codes_unit;  // pairs: what a code of 1 counts in the sums of its groups: 16 where they are the second ones
+  float unit;          // 1 / codes_unit
+  uint32_t exponent;   // see Scales
+
+  MONOLANE_DEVICE explicit IntegerThread(int lane_index)
+      : place(ptx::kept(lane_index % 4)),
+        second(static_cast<uint32_t>(ptx::kept(-(own_group<kKBlocks>(lane_index) % 2)))),
+        codes_unit(own_group<kKBlocks>(lane_index) % 2 ? 16 : 1),
+        unit(own_group<kKBlocks>(lane_index) % 2 ? 1.0f / 16.0f : 1.0f),
+        exponent(static_cast<uint32_t>(ptx::kept(0x4b000000))) {}
+
+  // The sum of this thread's groups: high parts * 128 + low parts, which are in rows 0-7 or in rows 8-15 of C.
+  MONOLANE_DEVICE int32_t own_sum(const int32_t (&n)[1][4]) const { return place & 2 ? n[0][2] * 128 + n[0][3] : n[0][0] * 128 + n[0][1]; }
+  // Half tiles: of one of the MMAs. It is chosen by a mask, because the compiler would make branches of a condition.
+  MONOLANE_DEVICE int32_t own_sum(const int32_t (&n)[2][4]) const {
+    const auto part = [&](int i) { return static_cast<int32_t>((n[0][i] & ~second) | (n[1][i] & second)); };
+    return place & 2 ? part(2) * 128 + part(3) : part(0) * 128 + part(1);
+  }
+};
+
+// Minus each of the four integers of 8 bits, of which none is -128.
+MONOLANE_DEVICE uint32_t negated_bytes(uint32_t x) { return (0x80808080u - (x & 0x7f7f7f7fu)) ^ (~x & 0x80808080u); }
+
+// The input of a fragment in integers, what a thread has of it. F: the format of the weights.
+template <class F, int kKBlocks>
 struct IntegerInput {
-  uint32_t operand[2][2][2];              // B of each MMA: [s][MMA][first or last 16 columns]
-  float scale[2];                         // of groups own_group() and 4 + own_group()
-  int32_t first[2], last[2];              // the sums of their integers, of the first and of the last 16 columns
-  bool above;                             // whether the sums of these groups are in rows 0-7 of C
-  bool second;                            // half tiles: whether they are of the second MMA
-  uint32_t exponent;                      // see Scales
+  uint32_t operand[2][2][2];      // B of each MMA: [s][MMA][first or last 16 columns]
+  uint32_t minus[2][2][2];        // minus the operands, where codes are looked up in a table
+  float scale[2];                 // of groups own_group() and 4 + own_group()
+  int32_t first[2], last[2];      // the sums of their integers, of the first and of the last 16 columns
 
   // The place of a thread in the input of a fragment, in elements: of its operands of the first MMA.
   MONOLANE_DEVICE static int place(int lane_index) {
@@ -207,22 +259,22 @@ struct IntegerInput {
   // `from`: the place of this thread in the fragment's input.
   MONOLANE_DEVICE void load(const uint16_t* from, int lane_index) {
     const Word4 own = *reinterpret_cast<const Word4*>(from);  // of two groups: both halves of one, then those of the other
+    const uint32_t words[2][2] = {{own.x, own.y}, {own.z, own.w}};
     if constexpr (kKBlocks == 1) {
       const bool in_second = lane_index / 8 % 2;  // the MMA that these groups are in
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const bool mine = in_second == i;
-        operand[0][i][0] = mine ? own.x : 0, operand[0][i][1] = mine ? own.y : 0;
-        operand[1][i][0] = mine ? own.z : 0, operand[1][i][1] = mine ? own.w : 0;
+      for (int i = 0; i < 4; i++) {
+        const uint32_t word = words[i / 2][i % 2];
+        operand[i / 2][0][i % 2] = in_second ? 0 : word;
+        operand[i / 2][1][i % 2] = in_second ? word : F::kInPairs ? negated_bytes(word) : 0;
       }
     } else {
       const Word4 other = *reinterpret_cast<const Word4*>(from + (lane_index / 8 % 2 ? -kBlockElements : kBlockElements) + 2 * 4 * 8);
       operand[0][0][0] = own.x, operand[0][0][1] = own.y, operand[1][0][0] = own.z, operand[1][0][1] = own.w;
       operand[0][1][0] = other.x, operand[0][1][1] = other.y, operand[1][1][0] = other.z, operand[1][1][1] = other.w;
     }
-    above = lane_index % 4 < 2;
-    second = kKBlocks > 1 && own_group<kKBlocks>(lane_index) % 2;
-    exponent = static_cast<uint32_t>(ptx::kept(0x4b000000));
+#pragma unroll
+    for (int i = 0; i < 8; i++) minus[i / 4][i / 2 % 2][i % 2] = negated_bytes(operand[i / 4][i / 2 % 2][i % 2]);
     const uint16_t* about = from - place(lane_index) + (kKBlocks > 1 ? lane_index / 16 * kBlockElements : 0) + kBlockCols + own_group<kKBlocks>(lane_index) * 8;
 #pragma unroll
     for (int s = 0; s < 2; s++) {
@@ -232,32 +284,60 @@ struct IntegerInput {
   }
 };
 
+// The products of 4 groups, 4s to 4s + 3: c[half of the groups, where each has its own scale][MMA of a half tile]. `upper`, `lower`: the first and the last 16 columns in
+// rows 0-7 and 8-15 of A. `x`: B of both halves.
+template <bool kHalves>
+MONOLANE_DEVICE void multiply_groups(int32_t (&first)[4], int32_t (&last)[4], const uint32_t (&upper)[2], const uint32_t (&lower)[2], const uint32_t (&x)[2]) {
+  if constexpr (kHalves)
+    ptx::mma(first, upper[0], lower[0], x[0]), ptx::mma(last, upper[1], lower[1], x[1]);
+  else
+    ptx::mma(first, upper[0], lower[0], upper[1], lower[1], x[0], x[1]);
+}
+
 // 1 row: the products of a fragment, of row g and the groups that the thread has.
 template <class F, int kKBlocks>
-MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<kKBlocks>& x) {
+MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<F, kKBlocks>& x, const IntegerThread<kKBlocks>& thread) {
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16;  // sums of 16 columns: each half of a group has its own scale
+  constexpr int kOther = kKBlocks - 1;
   float result = 0.0f;
 #pragma unroll
   for (int s = 0; s < 2; s++) {
     int32_t c[2][kKBlocks][4] = {};
+    if constexpr (F::kInPairs) {
+      const Word4& pairs = weights.codes[s][0];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      uint32_t upper[2], lower[2];
-      weights.codes_of(4 * s + i, upper);
-      weights.codes_of(4 * s + 2 + i, lower);
-      constexpr int kLast = kKBlocks - 1;
-      if constexpr (kHalves)
-        ptx::mma(c[0][i & kLast], upper[0], lower[0], x.operand[s][i][0]), ptx::mma(c[1][i & kLast], upper[1], lower[1], x.operand[s][i][1]);
-      else
-        ptx::mma(c[0][i & kLast], upper[0], lower[0], upper[1], lower[1], x.operand[s][i][0], x.operand[s][i][1]);
+      for (int i = 0; i < 2; i++) {
+        const uint32_t mask = i ? 0xf0f0f0f0u : kKBlocks > 1 ? 0x0f0f0f0fu : 0xffffffffu;
+        const uint32_t upper[2] = {pairs.x & mask, pairs.z & mask}, lower[2] = {pairs.y & mask, pairs.w & mask};
+        multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], upper, lower, x.operand[s][i]);
+      }
+    } else if constexpr (F::kHasTable) {
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {  // of the table
+          uint32_t upper[2], lower[2];
+          magnitudes<F>(word_of(weights.codes[s][0], i), half, upper);
+          magnitudes<F>(word_of(weights.codes[s][0], 2 + i), half, lower);
+          multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], upper, lower, half == F::kNegativeHalf ? x.minus[s][i] : x.operand[s][i]);
+        }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        uint32_t upper[2], lower[2];
+        weights.codes_of(4 * s + i, upper);
+        weights.codes_of(4 * s + 2 + i, lower);
+        multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], upper, lower, x.operand[s][i]);
+      }
     }
     // The sum of products with the codes less their zero.
     const auto sum_of = [&](const int32_t (&n)[kKBlocks][4], int32_t sum) {
-      const auto own = [&](int place) { return kKBlocks > 1 && x.second ? n[kKBlocks - 1][place] : n[0][place]; };
-      const int32_t high = x.above ? own(0) : own(2), low = x.above ? own(1) : own(3);
-      return static_cast<float>(high * 128 + low - F::kZero * sum);
+      const int32_t own = thread.own_sum(n);
+      if constexpr (F::kHasTable) return static_cast<float>(own);
+      if constexpr (!F::kInPairs) return static_cast<float>(own - F::kZero * sum);
+      return static_cast<float>(own - F::kZero * thread.codes_unit * sum) * thread.unit;  // multiples of codes_unit: nothing is rounded
     };
-    const Scales<F> own(weights.scales[s], weights.blocks[0], x.exponent);
+    const Scales<F> own(weights.scales[s], weights.blocks[0], thread.exponent);
     float total;
     if constexpr (kHalves) {
       total = own.scale * sum_of(c[0], x.first[s]) + own.last_scale * sum_of(c[1], x.last[s]);
@@ -332,6 +412,8 @@ MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v
   uint32_t codes;
   if constexpr (F::kBits == 8)
     codes = word(first + (half * kRows * 4 * here + place) * 4);
+  else if constexpr (F::kInPairs && kRows > 1)
+    codes = word(first + ((row * 4 + c) * here + 2 * half + group % kHalfGroups / 2) * 4) >> 4 * (group % 2) & 0x0f0f0f0fu;
   else if constexpr (F::kHasTable && kRows > 1)
     codes = looked_up<F>(word(first + place * 4) >> 16 * half);
   else

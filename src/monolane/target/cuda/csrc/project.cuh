@@ -43,13 +43,14 @@ namespace monolane {
 // warpgroup has a share. Where it has several, teams of kTileWarps warps take the tiles, so that all of them are multiplied at the same time, and a
 // warp has kWarpShares shares. So the order of a sum does not depend on the number of tiles in a chunk.
 //
-// Where each chosen expert has an input of its own (kSegments), a tile has the chunks of one expert after those of the other.
+// Where each chosen expert has an input of its own (kSegments), a tile has the chunks of one expert after those of the other, or a chunk has several tiles of one expert.
 template <class P, int kChunkTiles, int kSegments = 1>
 struct WarpgroupShare {
   static constexpr int kShares = lesser(P::kChunkFragments, kWarpgroupWarps);  // that have any fragments
   static constexpr int kTileWarps = kWarpgroupWarps / lesser(kChunkTiles, kWarpgroupWarps), kTeams = kWarpgroupWarps / kTileWarps;
   static constexpr int kTeamTiles = kChunkTiles / kTeams, kWarpShares = divide_up(kShares, kTileWarps);
   static_assert(kTeamTiles * kTeams == kChunkTiles, "every team has as many tiles");
+  using Format = typename P::Format;
   static constexpr bool kIsLowBit = P::Format::kIsLowBit, kIsInteger = P::Format::kIsInteger, kIsFp8 = kIsLowBit && !kIsInteger;
   static constexpr int kFragments = P::kFragments, kSegmentChunks = P::kChunks, kChunks = kSegments * kSegmentChunks, kChunkFragments = P::kChunkFragments, kFragmentBytes = P::kFragmentBytes;
   static constexpr int kKBlocks = P::kFragmentCols / (kIsLowBit ? kBlockCols : kKBlock);  // of a fragment: 1, or 2 in half tiles
@@ -77,6 +78,16 @@ struct WarpgroupShare {
 
 // --- 1 row ---
 
+// What a thread knows of its own place in the products of a warp.
+template <class S, bool kIsInteger = S::kIsInteger>
+struct ThreadOf {
+  MONOLANE_DEVICE explicit ThreadOf(int) {}
+};
+template <class S>
+struct ThreadOf<S, true> : IntegerThread<S::kKBlocks> {
+  using IntegerThread<S::kKBlocks>::IntegerThread;
+};
+
 // A warp's A operands for its fragments [kFirst, kFirst + kCount) of a chunk: one per k-block.
 template <class S, int kFirst, int kCount, bool kIsInteger = S::kIsInteger, bool kIsFp8 = S::kIsFp8>
 struct DecodeInputs {
@@ -95,7 +106,7 @@ struct DecodeInputs {
 
   // Two MMAs per fragment. In whole tiles both have the same A operand. In half tiles the first operand holds the words for w0 w1 of both k-blocks,
   // the second those for w2 w3. MMAs alternate between four accumulators, so that an MMA does not depend on the one before.
-  MONOLANE_DEVICE void multiply(const Word4 (&weights)[S::kWarpFragments], int fragments, int warp, float (&sums)[4][4]) const {
+  MONOLANE_DEVICE void multiply(const Word4 (&weights)[S::kWarpFragments], int fragments, int warp, const ThreadOf<S>&, float (&sums)[4][4]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
       const int j = kFirst + i;
@@ -110,7 +121,7 @@ struct DecodeInputs {
 // The same for integers. The sum of row g over the thread's groups is in sums[0][0].
 template <class S, int kFirst, int kCount>
 struct DecodeInputs<S, kFirst, kCount, true, false> {
-  IntegerInput<S::kKBlocks> values[kCount];
+  IntegerInput<typename S::Format, S::kKBlocks> values[kCount];
 
   MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
 #pragma unroll
@@ -121,10 +132,10 @@ struct DecodeInputs<S, kFirst, kCount, true, false> {
   }
 
   template <class Weights>
-  MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, float (&sums)[4][4]) const {
+  MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, const ThreadOf<S>& thread, float (&sums)[4][4]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i++)
-      if (S::has(kFirst + i, fragments, warp)) sums[0][0] += multiply_integers(weights[kFirst + i], values[i]);
+      if (S::has(kFirst + i, fragments, warp)) sums[0][0] += multiply_integers(weights[kFirst + i], values[i], thread);
   }
 };
 
@@ -145,7 +156,7 @@ struct DecodeInputs<S, kFirst, kCount, false, true> {
   }
 
   template <class Weights>
-  MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, float (&sums)[4][4]) const {
+  MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, const ThreadOf<S>&, float (&sums)[4][4]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i++)
       if (S::has(kFirst + i, fragments, warp)) multiply_fp8(weights[kFirst + i], values[i], sums[0]);
@@ -155,12 +166,12 @@ struct DecodeInputs<S, kFirst, kCount, false, true> {
 // Multiplies a warp's fragments of a chunk, from kFirst on, with inputs that are loaded from shared memory for this chunk, 8 operands at a time, or 2 of
 // integers.
 template <class S, int kFirst, class Weights>
-MONOLANE_DEVICE void multiply_one(const Weights& weights, const uint16_t* from, int fragments, int warp, float (&sums)[4][4]) {
+MONOLANE_DEVICE void multiply_one(const Weights& weights, const uint16_t* from, int fragments, int warp, const ThreadOf<S>& thread, float (&sums)[4][4]) {
   constexpr int kTogether = S::kIsFp8 ? 1 : S::kIsInteger ? 2 : 8 / S::kKBlocks, kCount = lesser(kTogether, S::kWarpFragments - kFirst);
   DecodeInputs<S, kFirst, kCount> inputs;
   inputs.load(from, fragments, warp);
-  inputs.multiply(weights, fragments, warp, sums);
-  if constexpr (kFirst + kCount < S::kWarpFragments) multiply_one<S, kFirst + kCount>(weights, from, fragments, warp, sums);
+  inputs.multiply(weights, fragments, warp, thread, sums);
+  if constexpr (kFirst + kCount < S::kWarpFragments) multiply_one<S, kFirst + kCount>(weights, from, fragments, warp, thread, sums);
 }
 
 // --- up to 16 rows ---
@@ -259,12 +270,19 @@ struct KeptInputs {
   PrefillInputs<S, false, S::kWarpFragments> inputs;
 
   MONOLANE_DEVICE void load(const uint16_t* from, int lower_row, int fragments, int warp) { inputs.load(from, lower_row, fragments, warp); }
+  MONOLANE_DEVICE void multiply(const Word4 (&weights)[S::kWarpFragments], int fragments, int warp, const ThreadOf<S>&, float (&sums)[4][4]) const {
+    inputs.multiply(weights, fragments, warp, sums);
+  }
 };
 template <class S>
 struct KeptInputs<S, 1> {
   DecodeInputs<S, 0, S::kWarpFragments> inputs;
 
   MONOLANE_DEVICE void load(const uint16_t* from, int, int fragments, int warp) { inputs.load(from, fragments, warp); }
+  template <class Weights>
+  MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, const ThreadOf<S>& thread, float (&sums)[4][4]) const {
+    inputs.multiply(weights, fragments, warp, thread, sums);
+  }
 };
 
 // --- sums ---
@@ -387,7 +405,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   constexpr int kAhead = kPrefill ? 1 : P::kAhead;  // chunks in registers
   constexpr bool kOneBatch = P::kMaxTiles <= kBatch;
   constexpr bool kByChunks = S::kOwnChunks > 1 && (kInputRows > 1 || kOneRowByChunks<P>);  // the same chunk of all tiles of a batch, then the next chunk
-  static_assert(kTiles == 1 || (S::kWholeTiles && kBatch % kTiles == 0), "a chunk of several tiles has whole ones, and lies in one batch");
+  static_assert(kTiles == 1 || (S::kSegmentChunks == 1 && kBatch % kTiles == 0), "a chunk of several tiles has whole ones, and lies in one batch");
   // Inputs stay in registers where all chunks of this warpgroup have the same input (1 row), or where they would come from L2 (16 rows; those of a
   // super-block are too many).
   constexpr bool kLowBit = P::Format::kIsLowBit, kIntegers = P::Format::kIsInteger && kInputRows == 1;
@@ -397,14 +415,14 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   constexpr int kInputStep = kIntegers ? S::kKBlocks * kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
   constexpr int kThreadStep = kLowBit && !kStaged ? 4 : 8;
   const int lane_index = kLowBit ? ptx::kept(lane_id()) : lane_id(), warp = warp_id() % S::kTileWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
-  const int thread_place = kIntegers ? IntegerInput<S::kKBlocks>::place(lane_index) : lane_index % 4 * kThreadStep;
+  const int thread_place = kIntegers ? IntegerInput<typename P::Format, S::kKBlocks>::place(lane_index) : lane_index % 4 * kThreadStep;
   const uint16_t* thread_x = x + thread_place + warp * kInputStep + (kSegments > 1 ? 0 : part * kChunkStep);
   const int team = kTiles > 1 ? warp_id() % kWarpgroupWarps / S::kTileWarps : 0;
-  constexpr bool kByExpert = kTiles > 1 && P::kExperts > 1;  // a chunk has the tiles of one chosen expert
+  constexpr bool kByExpert = kTiles > 1 && P::kExperts > 1 && kSegments == 1;  // a chunk has the tiles of one chosen expert
   static_assert(!kByExpert || kOneBatch, "the tiles of a chosen expert lie in one batch");
   const int chunk_tiles = kByExpert ? tiles / P::kChosen : kTiles;  // from a chunk to the next
-  const int chunks = kByExpert ? (tiles ? P::kChosen : 0) : kTiles > 1 ? divide_up(tiles, kTiles) : tiles * S::kChunks;
-  const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : tiles * S::kOwnChunks;  // of this warpgroup
+  const int chunks = kByExpert ? (tiles ? P::kChosen : 0) : divide_up(tiles, kTiles) * S::kChunks;
+  const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : divide_up(tiles, kTiles) * S::kOwnChunks;  // of this warpgroup
   int unloaded = own_chunks;                                                                  // of them, not in registers yet
   constexpr int kUnits = S::kTeamTiles * S::kWarpShares;  // shares of tiles that a warp has of a chunk
   using Weights = typename S::Weights;
@@ -428,6 +446,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   int first = 0, count = min(kBatch, tiles);             // the first tile of the batch, and how many it has
   int tile = S::kWholeTiles ? warpgroup * chunk_tiles : 0, chunk = 0;  // first tile of the chunk in the batch; chunk of the tile, counted among those of this warpgroup
   KeptInputs<S, kInputRows> kept[S::kWarpShares];
+  const ThreadOf<S, kIntegers> thread(lane_index);
   const auto inputs = [&] {
     if constexpr (kSegments > 1) {
       constexpr int kSegmentStep = kIntegers ? kPaddedCols<P> / kBlockCols * kBlockElements : kPaddedCols<P>;
@@ -481,14 +500,14 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     if constexpr (kUnits > 1) {
 #pragma unroll
       for (int i = 0; i + 1 < kUnits; i++) {
-        kept[i % S::kWarpShares].inputs.multiply(weights[i], fragments(), share_of(i), sums);
-        store_sums<S, kInputRows>(Of::at(tile_of(i), part, share_of(i)), lane_index, sums, false, exists(tile_of(i)));
+        kept[i % S::kWarpShares].multiply(weights[i], fragments(), share_of(i), thread, sums);
+        store_sums<S, kInputRows>(Of::at(tile_of(i), part, share_of(i)), lane_index, sums, kByChunks && chunk > 0, exists(tile_of(i)));
       }
     }
     if constexpr (kKeepsInputs)
-      kept[S::kWarpShares - 1].inputs.multiply(weights[kUnits - 1], fragments(), share_of(kUnits - 1), sums);
+      kept[S::kWarpShares - 1].multiply(weights[kUnits - 1], fragments(), share_of(kUnits - 1), thread, sums);
     else if constexpr (kInputRows == 1)
-      multiply_one<S, 0>(weights[0], inputs(), fragments(), warp, sums);
+      multiply_one<S, 0>(weights[0], inputs(), fragments(), warp, thread, sums);
     else if constexpr (kLowBit)
       multiply_low_bit<S, kStaged>(weights[0], inputs(), lower_row, fragments(), warp, sums);
     else
@@ -498,7 +517,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
       const int last = tile_of(kUnits - 1);
       store_sums<S, kInputRows>(Of::at(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
                                           kTiles == 1 || exists(last));
-      tile += S::kWholeTiles ? kWarpgroups * chunk_tiles : 1;
+      tile += S::kWholeTiles ? kWarpgroups * chunk_tiles : kTiles;
       if (!kByChunks) chunk = 0;
     }
     if constexpr (kReleasesLate) {

@@ -197,20 +197,23 @@ class Producer {
     return true;
   }
 
-  // The order where a tile has an input for each chosen expert: that of copy_batches(), with the chunks of one expert behind those of the other.
+  // The order where a tile has an input for each chosen expert: that of copy_batches(), with the chunks of one expert behind those of the other. A chunk has
+  // several tiles of one expert where they are small.
   template <class P>
   MONOLANE_DEVICE bool copy_segments(const uint8_t* first, int64_t stride, int tiles) {
+    constexpr int kTiles = P::kChunkTiles;
     constexpr int kTileBytes = P::kFragments * P::kFragmentBytes, kChunkBytes = P::kChunkFragments * P::kFragmentBytes;
     constexpr int kChunks = P::kSegments * P::kChunks, kTogether = lesser(kChunks, kWarpgroups);
     const Routes& routes = shared::routes();
     int number = 0;
     for (int begin = 0; begin < tiles; begin += kDecodeBatchOf<P>)
       for (int chunk = 0; chunk < kChunks; chunk += kTogether)
-        for (int tile = begin; tile < min(begin + kDecodeBatchOf<P>, tiles); tile++)
+        for (int tile = begin; tile < min(begin + kDecodeBatchOf<P>, tiles); tile += kTiles)
           for (int i = chunk; i < chunk + kTogether; i++) {
             const int at = i % P::kChunks * kChunkBytes;
             const uint8_t* from = first + routes.experts[0][i / P::kChunks] * stride + tile * kTileBytes + at;
-            if (!copy_chunk(from, min(kChunkBytes, kTileBytes - at), in_flight_limit<P>(number++))) return false;
+            const int bytes = kTiles > 1 ? min(kTiles, tiles - tile) * kTileBytes : min(kChunkBytes, kTileBytes - at);
+            if (!copy_chunk(from, bytes, in_flight_limit<P>(number++))) return false;
           }
     return true;
   }
