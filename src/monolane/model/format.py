@@ -47,6 +47,13 @@ class Codes:
             return _e4m3()
         return np.array(self.table or np.arange(1 << self.bits) - self.zero, np.float32)
 
+    @cached_property
+    def pairs(self) -> NDArray[np.complex64]:
+        """The values of both codes of a byte, as one number: that is looked up and copied at once."""
+        codes = np.arange(256)
+        both = np.stack([self.values[codes & 15], self.values[codes >> 4]], 1)
+        return both.view(np.complex64).reshape(-1)
+
     @property
     def group_bytes(self) -> int:
         """Bytes of a group that hold the low 4 bits of every code, or all 8."""
@@ -229,21 +236,25 @@ class QuantRows:
 
     def values(self, cols: int) -> Floats:
         """The weights in fp32, without padding columns."""
-        codes = self._codes()
+        values = self._codes()
         scale, minimum = self._scale_and_minimum()
-        values = scale * codes if minimum is None else scale * codes + minimum
-        return np.ascontiguousarray(values.reshape(len(self), -1)[:, :cols], np.float32)
+        values *= scale
+        if minimum is not None:
+            values += minimum
+        return np.ascontiguousarray(values.reshape(len(self), -1)[:, :cols])
 
     def _codes(self) -> Floats:
         """[row][group][32]: the values of the codes."""
         kind, _ = _low_bit(self.format)
         if kind.bits == 8:
-            return np.asarray(kind.values[self.codes])
+            return kind.values.take(self.codes)
+        if kind.bits == 4:
+            both = kind.pairs.take(self.codes).view(np.float32).reshape(*self.codes.shape, 2)
+            return both.swapaxes(2, 3).reshape(*self.codes.shape[:2], GROUP)
         low = np.concatenate([self.codes & 15, self.codes >> 4], 2)
-        if kind.high_bits:
-            mask = (1 << kind.high_bits) - 1
-            low |= np.concatenate([self.high & mask, self.high >> kind.high_bits], 2) << 4
-        return np.asarray(kind.values[low])
+        mask = (1 << kind.high_bits) - 1
+        low |= np.concatenate([self.high & mask, self.high >> kind.high_bits], 2) << 4
+        return kind.values.take(low)
 
     def _scale_and_minimum(self) -> tuple[Floats, Floats | None]:
         """Of every group, or of every column; what is added last, or None."""
