@@ -123,8 +123,8 @@ def _halved(rows: QuantRows, tile_rows: int) -> QuantRows:
 
 
 # Exchanges of bits within a number: how far apart they are, and the lower ones of them. Two exchanges sort a word of 8
-# codes: byte b had columns b and 16 + b, and then the first 4 codes are columns 0 to 3. One exchanges the upper codes of
-# a word with the lower codes of the next.
+# codes: byte b had columns b and 16 + b, and then the first 4 codes are columns 0 to 3. Another one exchanges the upper
+# codes of a word with the lower codes of the next.
 _IN_ORDER = ("<u4", ((4, 0x00F000F0), (8, 0x0000FF00)))
 _IN_PAIRS = ("<u8", ((28, 0xF0F0F0F0),))
 

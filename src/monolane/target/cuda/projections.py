@@ -42,9 +42,10 @@ from monolane.target.cuda.layers import first_of, numbered_stages, places, proje
 from monolane.target.generate import OUTPUTS, SCORINGS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
-# The size where weights are integers: what a warp does for every chunk takes as long as it does for two super-blocks,
-# so a chunk has several of them for each warp.
-INTEGER_SLOT_FRAGMENTS = 40
+# The largest and the smallest size where any weights are low-bit: what a warp does for every chunk takes as long as two
+# super-blocks do, so a chunk has several of them for each warp.
+LOW_BIT_SLOT_FRAGMENTS = (40, 28)
+SMALL_PART = 0.1  # of the streamed bytes: a smaller matrix does not decide about the size of a slot
 # In-flight limits: bytes of bulk copies in flight to one thread block. The small loads of a hand-off queue behind them,
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
 # is higher where the next hand-off is further away (LOW, HIGH, HIGHEST), and in prefill passes with their barriers.
@@ -132,8 +133,8 @@ def one_row_bytes(plan: Plan, stage: Project) -> int:
 def slot_bytes(plan: Plan) -> int:
     """The size of a slot: the one that the chunks of all tiles fill best."""
     layout = plan.layout
-    if _any_integers(plan.program):
-        return INTEGER_SLOT_FRAGMENTS * FRAGMENT_BYTES
+    if any_low_bit(plan.program):
+        return _low_bit_slot_bytes(plan)
 
     def filled(slot: int) -> float:
         chunks = [(layout.tiles(p), _cut(plan, p, slot)[0], layout.tile_bytes(p)) for p in plan.program.projections]
@@ -142,8 +143,35 @@ def slot_bytes(plan: Plan) -> int:
     return max((units * FRAGMENT_BYTES for units in SLOT_FRAGMENTS), key=filled)
 
 
-def _any_integers(program: Program) -> bool:
-    return any(stage.matrix.format.is_integer for stage in program.projections)
+def _low_bit_slot_bytes(plan: Plan) -> int:
+    """The same where any weights are low-bit. But tiles of large matrices are cut as little as in the largest slots."""
+    kinds = _streamed_kinds(plan)
+    large = [stage for stage, size in kinds if size >= SMALL_PART * plan.bytes_per_token]
+    largest, smallest = (units * FRAGMENT_BYTES for units in LOW_BIT_SLOT_FRAGMENTS)
+
+    def filled(slot: int) -> float:
+        chunks = [(size, chunk_bytes(stage, slot)) for stage, size in kinds]
+        return sum(size for size, _ in chunks) / sum(size / chunk * slot for size, chunk in chunks)
+
+    def chunk_bytes(stage: Project, slot: int) -> float:
+        """Of a chunk, on average."""
+        tiles = min(chunk_tiles(plan, stage, slot), _max_tiles(plan, stage))
+        return tiles * plan.layout.tile_bytes(stage) / _cut(plan, stage, slot)[0]
+
+    def cuts_no_more(slot: int) -> bool:
+        return all(_cut(plan, stage, slot)[0] <= _cut(plan, stage, largest)[0] for stage in large)
+
+    return max(filter(cuts_no_more, range(largest, smallest - 1, -FRAGMENT_BYTES)), key=filled)
+
+
+def _streamed_kinds(plan: Plan) -> list[tuple[Project, int]]:
+    """A projection of every name and format, and the bytes that all of them stream for a token."""
+    found: dict[tuple[str, str], tuple[Project, int]] = {}
+    for stage in plan.program.projections:
+        key = stage.name, stage.matrix.format.name
+        first, size = found.get(key, (stage, 0))
+        found[key] = first, size + stage.chosen * plan.layout.tiles(stage) * plan.layout.tile_bytes(stage)
+    return list(found.values())
 
 
 def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
@@ -186,21 +214,19 @@ def _max_tiles(plan: Plan, stage: Project) -> int:
     return experts * max(tape[number].tiles for tape in plan.segments for number in alike)
 
 
-def chunk_tiles(plan: Plan, stage: Project) -> int:
+def chunk_tiles(plan: Plan, stage: Project, slot: int) -> int:
     """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so
-    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot. Of experts, a
-    chunk has all tiles of one of them, if they fit and, where those of chosen experts follow each other, lie in one
+    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot. Of experts,
+    a chunk has all tiles of one of them, if they fit and, where those of chosen experts follow each other, lie in one
     batch."""
-    fitting = slot_bytes(plan) // plan.layout.tile_bytes(stage)
+    fitting, most = slot // plan.layout.tile_bytes(stage), _max_tiles(plan, stage)
     if stage.matrix.experts > 1:
         in_turn = input_segments(stage) == 1
-        each = _max_tiles(plan, stage) // (stage.chosen if in_turn else 1)
+        each = most // (stage.chosen if in_turn else 1)
         together = 1 << max(each - 1, 0).bit_length()
-        one_batch = _max_tiles(plan, stage) <= DECODE_BATCH
-        whole = one_batch if in_turn else _cut(plan, stage, slot_bytes(plan))[0] == 1
+        whole = most <= DECODE_BATCH if in_turn else _cut(plan, stage, slot)[0] == 1
         return together if whole and together <= min(fitting, WARPGROUP_WARPS) else 1
-    most = min(fitting, _max_tiles(plan, stage) // WARPGROUPS, DECODE_BATCH)
-    return 1 << max(most, 1).bit_length() - 1
+    return 1 << max(min(fitting, most // WARPGROUPS, DECODE_BATCH), 1).bit_length() - 1
 
 
 def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int, tiles: int) -> int:
@@ -357,8 +383,9 @@ def _specialization(
     has it. ``place``: members that say where it is."""
     program = plan.program
     buffers = {buffer.name: place for place, buffer in enumerate(program.buffers)}
-    chunks, chunk_fragments = _cut(plan, stage, slot_bytes(plan))
-    tiles, size = chunk_tiles(plan, stage), fragment_bytes(stage.matrix.format)
+    slot = slot_bytes(plan)
+    chunks, chunk_fragments = _cut(plan, stage, slot)
+    tiles, size = chunk_tiles(plan, stage, slot), fragment_bytes(stage.matrix.format)
     norm = first.input if isinstance(first.input, Norm) else None
     following = program.stages[program.stages.index(first) + 1]
     fields = place | {
