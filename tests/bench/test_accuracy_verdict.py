@@ -10,6 +10,7 @@ import pytest
 from monolane.bench.measure import accuracy, reference
 from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
 from monolane.errors import TargetError
+from monolane.model.quantise import quantised
 from monolane.target import open_target
 from random_models import CASES, MIXTURES, Case, random_model
 
@@ -50,6 +51,19 @@ def test_our_targets_pass(device: str) -> None:
     plain = verdict.to_dict()
     assert plain["verdict"] == "passed"
     assert "1.1" in plain["bound"]
+    assert "divergence_of_quantising" not in plain
+
+
+def test_what_quantising_loses_is_told() -> None:
+    lost = {}
+    for kind in ("q8", "q4"):
+        weights = quantised(MadeUpWeights(TINY), kind)
+        target = open_target(TINY, weights, device="interpreter", workers=1, context=64)
+        try:
+            lost[kind] = accuracy.judge(TINY, weights, target, PROMPT).to_dict()["divergence_of_quantising"]
+        finally:
+            target.close()
+    assert 0 < lost["q8"] < lost["q4"] < 1
 
 
 def test_other_weights_fail() -> None:

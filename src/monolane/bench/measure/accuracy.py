@@ -53,6 +53,9 @@ class Verdict:
     shortfall: float  # the largest of all decoded tokens
     allowed_shortfall: float
     shared_experts: float | None = None  # that two tokens have in common, on average; None: the model has no experts
+    divergence_of_quantising: float | None = (
+        None  # from the stored weights, both in fp32; None: these are the stored ones
+    )
 
     @property
     def passed(self) -> bool:
@@ -60,7 +63,10 @@ class Verdict:
         return near and self.shortfall <= self.allowed_shortfall
 
     def to_dict(self) -> dict[str, Any]:
-        return {"verdict": "passed" if self.passed else "failed", **asdict(self), "bound": BOUND}
+        found = {"verdict": "passed" if self.passed else "failed", **asdict(self), "bound": BOUND}
+        if self.divergence_of_quantising is None:
+            del found["divergence_of_quantising"]
+        return found
 
     def __str__(self) -> str:
         return (
@@ -78,15 +84,12 @@ def judge(config: ModelConfig, weights: Weights, target: Target, prompt: Sequenc
     average = np.mean if config.experts is None else np.median
     truth = reference.read(config, weights, text)
     verdict = compare(truth, target.logits(text), answer, average)
-    if config.experts is None:
-        return verdict
-    return replace(verdict, shared_experts=routing.shared_experts(truth.chosen, config.experts.count))
-
-
-def quantisation(config: ModelConfig, weights: QuantisedWeights, text: Sequence[int]) -> float:
-    """The divergence of the quantised weights from the stored ones, both computed in fp32, in nats."""
-    stored, made = (reference.read(config, each, list(text)).exact for each in (weights.stored, weights))
-    return float(np.mean(_divergences(stored, made)))
+    if config.experts is not None:
+        verdict = replace(verdict, shared_experts=routing.shared_experts(truth.chosen, config.experts.count))
+    if isinstance(weights, QuantisedWeights):
+        stored = reference.read(config, weights.stored, text).exact
+        verdict = replace(verdict, divergence_of_quantising=float(np.mean(_divergences(stored, truth.exact))))
+    return verdict
 
 
 def compare(truth: reference.Readings, ours: Logits, answer: Sequence[int], average: Average = np.mean) -> Verdict:

@@ -23,7 +23,6 @@ from monolane.bench.report import picture, record
 from monolane.bench.trace import run as trace_run
 from monolane.errors import MonolaneError, UsageError
 from monolane.model.load import Model
-from monolane.model.quantise import QuantisedWeights
 from monolane.progress import Progress
 
 MOST_ROUNDS, MOST_TOKENS = 1000, 1 << 20
@@ -189,11 +188,10 @@ def _judged(options: Options, subject: Subject, say: Say) -> dict[str, Any]:
         kind = "of the model" if subject.real else options.routing
         say(f"routing: {kind}; two tokens have {shared:.2f} experts in common, {even:.2f} if all were used evenly")
         experts = {"routing": kind, "shared_experts": shared, "shared_experts_if_even": even}
-    if not isinstance(model.weights, QuantisedWeights):
-        return {"accuracy": verdict.to_dict()} | experts
-    lost = accuracy.quantisation(model.config, model.weights, prompt)
-    say(f"accuracy: quantising the weights to {model.dtype} has a divergence of {lost:.2e} nats from those stored")
-    return {"accuracy": verdict.to_dict() | {"divergence_of_quantising": lost}} | experts
+    if verdict.divergence_of_quantising is not None:
+        lost = verdict.divergence_of_quantising
+        say(f"accuracy: quantising the weights to {model.dtype} has a divergence of {lost:.2e} nats from those stored")
+    return {"accuracy": verdict.to_dict()} | experts
 
 
 @contextmanager
