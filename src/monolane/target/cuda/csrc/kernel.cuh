@@ -17,7 +17,7 @@
 #include "watchdog.cuh"
 #include "exchange.cuh"
 #include "prefetch.cuh"
-#include "project.cuh"
+#include "results.cuh"
 #include "sample.cuh"
 
 namespace monolane {
@@ -248,17 +248,6 @@ class Consumer {
     if (kPrefill) lane_barrier();
   }
 
-  // This worker's tiles of one projection, or of one of its experts. `first_row`: its first output row, where a pair of a gate row and an up row counts
-  // as one.
-  struct StageTiles {
-    int stage, layer, count, first_row;
-  };
-
-  // The bias of a result; the second one is of the up row of a gate.
-  struct RowBias {
-    float first = 0.0f, second = 0.0f;
-  };
-
   template <class P>
   MONOLANE_DEVICE void project_decode(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, float& stage_scale, uint64_t& best) {
     const bool late = is_late<P>(tiles.layer);
@@ -293,34 +282,6 @@ class Consumer {
     if (late) pass_on_outputs();
   }
 
-  // Whether the results of one chosen expert follow those of another.
-  template <class P>
-  static constexpr bool kExpertsInTurn = P::kExperts > 1 && P::kSegments == 1;
-
-  // The expert that a result of a decode pass is of, counted from the first of this worker.
-  template <class P>
-  MONOLANE_DEVICE static Chosen decode_choice(const StageTiles& tiles, int local) {
-    if constexpr (!kExpertsInTurn<P>) return choice_of<P>(0);
-    const int place = local / (tiles.count * kRowsOfTile<P>);
-    return {shared::routes().experts[0][place], place, shared::routes().weights[0][place]};
-  }
-
-  // The bias of a result of a decode pass: of an output row, or of all chosen experts together.
-  template <class P>
-  MONOLANE_DEVICE static RowBias decode_bias(const StageTiles& tiles, int local) {
-    if constexpr (P::kBias == kNone) return {};
-    if constexpr (kExpertsInTurn<P>) {
-      const int each = tiles.count * kRowsOfTile<P>;
-      return local < P::kChosen * each ? bias_of<P>(tiles.layer, tiles.first_row + local % each, decode_choice<P>(tiles, local).expert) : RowBias();
-    }
-    if constexpr (P::kSegments == 1) return bias_of<P>(tiles.layer, tiles.first_row + local);
-    RowBias sum;
-#pragma unroll
-    for (int i = 0; i < P::kChosen; i++)
-      sum.first += shared::routes().weights[0][i] * bias_of<P>(tiles.layer, tiles.first_row + local, shared::routes().experts[0][i]).first;
-    return sum;
-  }
-
   // Attention takes about 3 µs, so a worker without a split of its own backs off for 1 µs before it polls for the results. Where splits are merged in
   // a hand-off of their own, the results come later still, and every worker backs off for 0.5 µs. nanosleep takes at most twice the given time.
   static constexpr int kBackoffNs = 1000, kMergeBackoffNs = 500;
@@ -340,12 +301,6 @@ class Consumer {
         if (splits > 1 && splits <= kFusedSplits) return prepare_splits<P>(splits, step_ - 1);
     }
     return prepare_words<P>(layer, step_ - P::kInputAge);
-  }
-
-  // How a row of the pass uses a matrix that is not chosen: a shared expert has a weight.
-  template <class P>
-  MONOLANE_DEVICE static Chosen choice_of(int row) {
-    return {0, 0, P::kExperts == 1 && P::kLogit != kNone ? shared::routes().always[row] : 1.0f};
   }
 
   // All rows of a prefill pass. The input lies in shared memory if it fits. Otherwise it is read from global memory: prepared by
@@ -441,15 +396,6 @@ class Consumer {
     project<true, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
       finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), Chosen(), best);
     });
-  }
-
-  // The bias of an output row of an expert or, where the projection is a gate, of a gate row and its up row.
-  template <class P>
-  MONOLANE_DEVICE static RowBias bias_of(int layer, int output_row, int expert = 0) {
-    constexpr int kBias = P::kBias, kGate = P::kOutput == Output::kGate;
-    if (kBias == kNone || output_row >= P::kRows >> kGate) return {};
-    const float* from = buffers().constants + kBias + layer * kConstantsPerLayer + expert * P::kRows + (output_row << kGate);
-    return {from[0], kGate ? from[1] : 0.0f};
   }
 
   // Finishes one result of a projection: adds the bias and publishes the value, or updates the residual stream with it, or stores the logit. `local`:

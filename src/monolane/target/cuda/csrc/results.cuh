@@ -1,0 +1,61 @@
+// The results of a projection: which output rows the sums of a worker are of, which expert they belong to, and the bias that is added to them.
+#pragma once
+#include "project.cuh"
+
+namespace monolane {
+
+// This worker's tiles of one projection, or of one of its experts. `first_row`: its first output row, where a pair of a gate row and an up row counts
+// as one.
+struct StageTiles {
+  int stage, layer, count, first_row;
+};
+
+// The bias of a result; the second one is of the up row of a gate.
+struct RowBias {
+  float first = 0.0f, second = 0.0f;
+};
+
+// The bias of an output row of an expert or, where the projection is a gate, of a gate row and its up row.
+template <class P>
+MONOLANE_DEVICE RowBias bias_of(int layer, int output_row, int expert = 0) {
+  constexpr int kBias = P::kBias, kGate = P::kOutput == Output::kGate;
+  if (kBias == kNone || output_row >= P::kRows >> kGate) return {};
+  const float* from = buffers().constants + kBias + layer * kConstantsPerLayer + expert * P::kRows + (output_row << kGate);
+  return {from[0], kGate ? from[1] : 0.0f};
+}
+
+// How a row of the pass uses a matrix that is not chosen: a shared expert has a weight.
+template <class P>
+MONOLANE_DEVICE Chosen choice_of(int row) {
+  return {0, 0, P::kExperts == 1 && P::kLogit != kNone ? shared::routes().always[row] : 1.0f};
+}
+
+// Whether the results of one chosen expert follow those of another.
+template <class P>
+constexpr bool kExpertsInTurn = P::kExperts > 1 && P::kSegments == 1;
+
+// The expert that a result of a decode pass is of, counted from the first of this worker.
+template <class P>
+MONOLANE_DEVICE Chosen decode_choice(const StageTiles& tiles, int local) {
+  if constexpr (!kExpertsInTurn<P>) return choice_of<P>(0);
+  const int place = local / (tiles.count * kRowsOfTile<P>);
+  return {shared::routes().experts[0][place], place, shared::routes().weights[0][place]};
+}
+
+// The bias of a result of a decode pass: of an output row, or of all chosen experts together.
+template <class P>
+MONOLANE_DEVICE RowBias decode_bias(const StageTiles& tiles, int local) {
+  if constexpr (P::kBias == kNone) return {};
+  if constexpr (kExpertsInTurn<P>) {
+    const int each = tiles.count * kRowsOfTile<P>;
+    return local < P::kChosen * each ? bias_of<P>(tiles.layer, tiles.first_row + local % each, decode_choice<P>(tiles, local).expert) : RowBias();
+  }
+  if constexpr (P::kSegments == 1) return bias_of<P>(tiles.layer, tiles.first_row + local);
+  RowBias sum;
+#pragma unroll
+  for (int i = 0; i < P::kChosen; i++)
+    sum.first += shared::routes().weights[0][i] * bias_of<P>(tiles.layer, tiles.first_row + local, shared::routes().experts[0][i]).first;
+  return sum;
+}
+
+}  // namespace monolane
