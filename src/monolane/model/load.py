@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from monolane.model.tokenizer import Tokenizer
 from monolane.model.weights import Weights, check_weights
 from monolane.progress import Progress
 
+_HEAD_START_S = 0.5  # of a kernel's compiler before the tokenizer
 # The tokens that end an answer in the chat formats of the supported families. A GGUF file often names another one.
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|return|>", "<|call|>")
 
@@ -78,10 +80,23 @@ def start_loading(path: Path, progress: Progress | None = None) -> Model:
 
 
 def _meanwhile(make: Callable[[], Tokenization]) -> Callable[[], Tokenization]:
+    """The tokenizer is begun a moment later, unless it is asked for before: threads of Python take turns, and the
+    compiler of a kernel, which a first start waits for longest, should be running by then."""
+    asked = threading.Event()
+
+    def made_later() -> Tokenization:
+        asked.wait(_HEAD_START_S)
+        return make()
+
     worker = ThreadPoolExecutor(1, "tokenizer")
-    made = worker.submit(make)
+    made = worker.submit(made_later)
     worker.shutdown(wait=False)
-    return made.result
+
+    def result() -> Tokenization:
+        asked.set()
+        return made.result()
+
+    return result
 
 
 def load_config(path: Path, progress: Progress | None = None) -> ModelConfig:
