@@ -237,7 +237,7 @@ class Consumer {
         project_prefill<P>(tiles, now, cursor);
     }
     if (kHead && !monolane_launch.request.all_logits) {
-      if (monolane_launch.adjusts_logits) {
+      if (ptx::kept(monolane_launch.adjusts_logits)) {  // kept: the compiler would compare it once for all tokens, and spill the result
         if (monolane_launch.request.logprobs >= 0) publish_best(best, step_, kLikeliest);
         best = best_adjusted();
       }
@@ -579,7 +579,7 @@ class Consumer {
     if (shared::failed()) return;  // waits ended early, so the token is meaningless
     if (token == kAbortToken || token == kNoToken) return end(token == kNoToken ? kNotANumber : kAborted);
     token_ = static_cast<int32_t>(token);
-    if (worker_id() == 0 && thread_id() == 0) post(token_, made);
+    if (ptx::kept(worker_id()) == 0 && thread_id() == 0) post(token_, made);  // kept, as above
     bool stop = false;
 #pragma unroll 1
     for (int64_t i = 0; i < request.stop_count; i++) stop |= request.stop_tokens[i] == token_;
