@@ -114,4 +114,14 @@ MONOLANE_DEVICE void all_lanes_barrier() {
   if constexpr (kApart) meet_lanes();
 }
 
+// Clears all tagged words between two passes. The only ones that a worker may still have to read are those of the chosen token; the first barrier waits
+// until every worker has read them, the second until every word is cleared.
+MONOLANE_NOINLINE void clear_words() {
+  all_lanes_barrier();
+  Word4* words = reinterpret_cast<Word4*>(monolane_launch.activation_words);
+  for (int64_t i = worker_here() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkersHere * kConsumers)
+    words[i] = {0, 0, 0, 0};
+  all_lanes_barrier();
+}
+
 }  // namespace monolane

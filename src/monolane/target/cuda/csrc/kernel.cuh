@@ -17,21 +17,11 @@
 #include "watchdog.cuh"
 #include "exchange.cuh"
 #include "prefetch.cuh"
+#include "produce.cuh"
 #include "results.cuh"
 #include "sample.cuh"
 
 namespace monolane {
-
-struct Pass {
-  int start, rows;      // position of the first row; number of rows
-  bool last_of_prompt;  // the last row is the last known token of the prompt or of the answer: its logits are needed
-};
-
-// The prefill pass that begins at `position` of a prompt of `count` tokens. A prefill pass stays within one cache page.
-MONOLANE_DEVICE Pass prefill_pass(int position, int count) {
-  const int rows = min(kPageTokens - position % kPageTokens, count - position);
-  return {position, rows, position + rows == count};
-}
 
 constexpr int kFirstStage = 1;  // of the first layer: it reads the embedding
 
@@ -111,16 +101,7 @@ class Consumer {
     }
   }
 
-  // Where the tags would run out before the next pass ends, renew_tags() clears all tagged words and begins with tag 1 again. Between two passes the
-  // only tagged words that a worker may still have to read are those of the chosen token; the first barrier waits until every worker has read
-  // them, the second until every word is cleared.
-  MONOLANE_NOINLINE static void clear_words() {
-    all_lanes_barrier();
-    Word4* words = reinterpret_cast<Word4*>(monolane_launch.activation_words);
-    for (int64_t i = worker_here() * kConsumers + thread_id(); i < monolane_launch.tagged_bytes / 16; i += kWorkersHere * kConsumers)
-      words[i] = {0, 0, 0, 0};
-    all_lanes_barrier();
-  }
+  // Begins with tag 1 again, where the tags would run out before the next pass ends.
   MONOLANE_DEVICE void renew_tags() {
     clear_words();
     if (thread_id() == 0) shared::flags()->steps_before += step_;
@@ -171,21 +152,6 @@ class Consumer {
     const int64_t pass = decode_passes_ - monolane_launch.trace_from;
     if (pass < 0 || pass >= monolane_launch.trace_passes) return;
     monolane_launch.lane_waits[(pass * kWorkersHere + worker_here()) * kStageCount + s] += ptx::now_ns() - since;
-  }
-
-  // Tests make one worker wait here, to see that the other workers report it.
-  MONOLANE_DEVICE void stall() const {
-    const int64_t end = ptx::now_ns() + kStallSeconds * int64_t(1000000000);
-    while (ptx::now_ns() < end) ptx::nanosleep(1000000);
-  }
-
-  // Whether a worker is stuck. Thread 0 reads the flag once per pass and all consumer threads take its answer, so that they leave together. Many
-  // barriers lie between this read of the answer and the next write.
-  MONOLANE_DEVICE static bool failed_together() {
-    uint32_t* answer = reinterpret_cast<uint32_t*>(shared::reduce()) + 31;
-    if (thread_id() == 0) *answer = shared::failed();
-    sync_consumers();
-    return *answer;
   }
 
   // The embedding stage. Every worker stores those elements of the embeddings that it owns in the residual stream, fp32, in shared::residual() as
@@ -600,34 +566,6 @@ class Consumer {
   int position_ = static_cast<int>(monolane_launch.request.cached);  // of the first row of the next pass
   bool left_ = false;                                                // the request has ended
 };
-
-// The producer warp: streams the tape for the same passes in the same order as Consumer::run(). Its first thread issues all copies.
-MONOLANE_DEVICE void produce() {
-  const Request& request = monolane_launch.request;
-  const uint8_t* tape = monolane_launch.tapes[worker_here()];
-  const int count = static_cast<int>(request.token_count);
-  int position = static_cast<int>(request.cached);
-  bool going = true;
-  uint32_t choices;  // of experts
-  {
-    Producer<true> prefill(0);
-    while (count - position > 1 && going) {
-      const Pass now = prefill_pass(position, count);
-      position += now.rows;
-      if (lane_id() == 0) going = prefill.pass(tape, now.start, now.last_of_prompt || request.all_logits);
-      going = !ptx::any(!going);
-    }
-    if (lane_id() == 0) prefill.drain();
-    choices = prefill.choices();
-  }
-  sync_consumers_and_producer();
-  if (lane_id() != 0) return;
-  Producer<false> decode(choices);
-  // At most this many decode passes follow; their positions fit the context. The consumers may end the request earlier.
-  const int passes = (count - position) + (request.all_logits ? 0 : static_cast<int>(request.max_tokens) - 1);
-  for (int i = 0; i < passes && going && !shared::consumers_done(); i++) going = decode.pass(tape, position + i, true);
-  decode.drain();
-}
 
 }  // namespace monolane
 

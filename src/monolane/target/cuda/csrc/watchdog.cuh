@@ -83,4 +83,19 @@ MONOLANE_DEVICE void post(int32_t token, int64_t made) {
   ptx::store_shared_release(&flags->posted, posted + 1);
 }
 
+// Whether a worker is stuck. Thread 0 reads the flag once per pass and all consumer threads take its answer, so that they leave together. Many
+// barriers lie between this read of the answer and the next write.
+MONOLANE_DEVICE bool failed_together() {
+  uint32_t* answer = reinterpret_cast<uint32_t*>(shared::reduce()) + 31;
+  if (thread_id() == 0) *answer = shared::failed();
+  sync_consumers();
+  return *answer;
+}
+
+// Tests make one worker wait here, to see that the other workers report it.
+MONOLANE_DEVICE void stall() {
+  const int64_t end = ptx::now_ns() + kStallSeconds * int64_t(1000000000);
+  while (ptx::now_ns() < end) ptx::nanosleep(1000000);
+}
+
 }  // namespace monolane
