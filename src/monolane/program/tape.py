@@ -22,7 +22,9 @@ Bytes = NDArray[np.uint8]
 Allocate = Callable[[int], Bytes]  # returns zeroed memory of that many bytes, aligned for the target
 Advance = Callable[[int], None]  # called with the number of bytes just packed
 
-PACK_BYTES = 1 << 18  # of tape that one step packs: what it works on stays in the processor's L2 cache
+# Of tape that one step packs. What it works on should stay in the processor's caches, but threads wait for each other at
+# the interpreter's lock: with steps of a quarter of this size two threads were no faster than one.
+PACK_BYTES = 1 << 20
 KEPT_BYTES = 16 << 20
 PENDING = 64  # steps that wait for each thread
 
