@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from monolane.bench.measure import mixtures, shapes
 from monolane.errors import ModelFileError
 from monolane.model.huggingface import open_folder
 from monolane.model.weights import Bf16Bits, Unquantised
+from monolane.program import tape as tape_module
 from monolane.program import tape_store
 from monolane.program.build import build_program
 from monolane.program.interpret import Interpreter
@@ -90,6 +92,32 @@ def test_tapes_hold_every_row_of_the_model(case, workers: int, layout: Layout) -
         shares = [layout.unpack(tape.segment(worker, index), stage) for worker in range(workers)]
         expected = matrix_rows(stage.matrix, model.weights, 0, stage.matrix.rows)
         np.testing.assert_array_equal(np.concatenate(shares)[: stage.matrix.rows], expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mixture"), [("gpt-oss-20b:1", "mxfp4+bf16"), ("qwen3-30b-a3b:1", "q4_k_m"), ("qwen3-30b-a3b:1", None)]
+)
+def test_experts_are_packed_in_steps_of_any_size(
+    shape: str, mixture: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, in pieces, and several in one step."""
+    whole = shapes.named(shape)
+    assert whole.experts is not None
+    small = replace(
+        whole, hidden=256, heads=4, kv_heads=2, vocab=64, experts=replace(whole.experts, count=7, chosen=2, ffn=256)
+    )
+    weights = mixtures.made_up(small, mixture)
+    plan = make_plan(build_program(small, formats=weights.format), replace(LAYOUT, whole_blocks=True), 3)
+    tapes = []
+    for size in (1, 50_000, 1 << 20):
+        monkeypatch.setattr(tape_module, "PACK_BYTES", size)
+        monkeypatch.setattr(tape_module, "PACK_BYTES_OF_MANY", size)
+        tapes.append(allocate_tape(plan, weights, zeros))
+        pack_tape(tapes[-1], weights)
+    assert any(part.any() for part in tapes[0].workers)
+    for other in tapes[1:]:
+        for one, two in zip(tapes[0].workers, other.workers, strict=True):
+            np.testing.assert_array_equal(one, two)
 
 
 def test_a_kept_tape_serves_any_number_of_workers() -> None:

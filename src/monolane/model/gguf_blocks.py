@@ -111,11 +111,14 @@ def _mxfp4(raw: Bytes) -> QuantRows:
     return mxfp4_rows(raw[..., 0], raw[..., 1:])
 
 
+with np.errstate(over="ignore"):  # those that fp16 does not hold are not used (mxfp4_fits)
+    _MXFP4_SCALES = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float16)
+
+
 def mxfp4_rows(exponents: Bytes, codes: Bytes) -> QuantRows:
     """Rows of MXFP4 from exponents [row][group] and codes [row][group][16]. The scale is a power of two; half of it,
     because the table has twice the values."""
-    scales = np.ldexp(np.float32(1), exponents[..., None].astype(np.int32) - 128).astype(np.float16)
-    return _rows(FP4, SCALE, codes, None, scales)
+    return _rows(FP4, SCALE, codes, None, np.take(_MXFP4_SCALES, exponents)[..., None])
 
 
 def mxfp4_fits(raw: Bytes) -> bool:

@@ -46,15 +46,20 @@ class Matrix:
 
     def part_rows(self, start: int, stop: int, expert: int = 0) -> list[tuple[str, int, int, slice]]:
         """Where rows [start, stop) of an expert come from: (weight, its first row, its last row + 1, place in the
-        result)."""
+        result). Where ``is_stacked``, rows behind its last are those of the next expert."""
         before = {name: expert * rows for name, rows in self.parts}
         return [
             (name, before[name] + first, before[name] + last, where)
             for name, first, last, where in self._part_rows(start, stop)
         ]
 
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the rows of all experts are those of one matrix, one expert's behind the other's."""
+        return self.arrangement is Arrangement.INTERLEAVE or len(self.parts) == 1
+
     def _part_rows(self, start: int, stop: int) -> list[tuple[str, int, int, slice]]:
-        if self.arrangement is Arrangement.INTERLEAVE:
+        if self.is_stacked:
             count = len(self.parts)
             return [
                 (name, -(-(start - i) // count), -(-(stop - i) // count), slice((i - start) % count, None, count))

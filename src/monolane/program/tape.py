@@ -22,9 +22,11 @@ Bytes = NDArray[np.uint8]
 Allocate = Callable[[int], Bytes]  # returns zeroed memory of that many bytes, aligned for the target
 Advance = Callable[[int], None]  # called with the number of bytes just packed
 
-# Of tape that one step packs. What it works on should stay in the processor's caches, but threads wait for each other at
-# the interpreter's lock: with steps of a quarter of this size two threads were no faster than one.
-PACK_BYTES = 1 << 20
+# Of tape that one step packs, with up to 2 threads and with more. What a step works on should stay in the processor's
+# caches, but threads wait for each other at the interpreter's lock, which every operation of NumPy takes once: with a
+# quarter of these sizes 2 threads were no faster than 1, and 16 were slower than 2.
+PACK_BYTES, PACK_BYTES_OF_MANY = 1 << 20, 4 << 20
+MOST_THREADS = 8
 KEPT_BYTES = 16 << 20
 PENDING = 64  # steps that wait for each thread
 
@@ -98,11 +100,12 @@ def allocate_part(tape: Tape, stages: range | None, allocate: Allocate) -> Tape:
 
 
 def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None, spare: int = 0) -> None:
-    """Fill a tape with the model's weights, on all processors but ``spare``, in steps of PACK_BYTES."""
+    """Fill a tape with the model's weights, on all processors but ``spare``, and MOST_THREADS of them at most."""
     # glibc gives larger blocks back to the system when they are freed, and the next ones come page by page: that was
     # more than half of the time. Once a block of this size has been freed, those up to it are kept.
     np.empty(KEPT_BYTES, np.uint8)
-    threads = max(1, (os.cpu_count() or 1) - spare)
+    threads = max(1, min(MOST_THREADS, (os.cpu_count() or 1) - spare))
+    step_bytes = PACK_BYTES if threads <= 2 else PACK_BYTES_OF_MANY
     with ThreadPoolExecutor(threads, "pack") as pool:
         pending: deque[Future[int]] = deque()  # a model with experts has hundreds of thousands of steps
 
@@ -114,7 +117,7 @@ def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None, spar
                     advance(done)
 
         try:
-            for step in _steps(tape, weights):
+            for step in _steps(tape, weights, step_bytes):
                 pending.append(pool.submit(step))
                 finish(PENDING * threads)
             finish(0)
@@ -123,7 +126,7 @@ def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None, spar
             raise
 
 
-def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
+def _steps(tape: Tape, weights: Weights, step_bytes: int) -> Iterator[Callable[[], int]]:
     """The steps of packing, which are independent of each other; each returns the number of bytes it wrote. A step
     packs consecutive tiles of a matrix, whichever workers have them: of an expert each of many workers may have a tile
     or two."""
@@ -131,32 +134,37 @@ def _steps(tape: Tape, weights: Weights) -> Iterator[Callable[[], int]]:
     for index in tape.stages:
         stage = plan.program.projections[index]
         tiles, tile_rows, tile_bytes = layout.tiles(stage), layout.rows(stage), layout.tile_bytes(stage)
-        step_tiles = max(1, PACK_BYTES // tile_bytes)
-        # Expert by expert, so that of files that have to be read as a whole only some experts are in memory.
-        for expert, first in product(range(stage.matrix.experts), range(0, tiles, step_tiles)):
-            last = min(first + step_tiles, tiles)
+        step_tiles = max(1, step_bytes // tile_bytes)
+        # Several small experts at once, others one by one: of files that have to be read as a whole only some experts
+        # are in memory.
+        joins = stage.matrix.is_stacked and stage.matrix.rows % tile_rows == 0
+        step_experts = max(1, step_tiles // tiles) if joins else 1
+        experts = range(0, stage.matrix.experts, step_experts)
+        for expert, first in product(experts, range(0, tiles, step_tiles)):
+            places = slice(expert, min(expert + step_experts, stage.matrix.experts)), slice(first, first + step_tiles)
 
             def pack(
-                stage: Project = stage,
-                index: int = index,
-                expert: int = expert,
-                first: int = first,
-                last: int = last,
-                tile_rows: int = tile_rows,
-                tile_bytes: int = tile_bytes,
+                stage: Project = stage, index: int = index, places: tuple[slice, slice] = places, tiles: int = tiles
             ) -> int:
-                rows = (first * tile_rows, min(last * tile_rows, stage.matrix.rows))
-                packed = layout.pack(matrix_rows(stage.matrix, weights, *rows, expert), stage)
-                for worker, start, stop in plan.owners(index, first, last):
+                experts, first, last = places[0], places[1].start, min(places[1].stop, tiles)
+                count, tile_rows, tile_bytes = (
+                    experts.stop - experts.start,
+                    layout.rows(stage),
+                    layout.tile_bytes(stage),
+                )
+                stop = (count - 1) * stage.matrix.rows + min(last * tile_rows, stage.matrix.rows)
+                rows = matrix_rows(stage.matrix, weights, first * tile_rows, stop, experts.start)
+                packed = layout.pack(rows, stage).reshape(count, -1)
+                for worker, start, end in plan.owners(index, first, last):
                     begin = (start - plan.segments[worker][index].first_tile) * tile_bytes
-                    mine = packed[(start - first) * tile_bytes : (stop - first) * tile_bytes]
-                    tape.experts(worker, index)[expert, begin : begin + mine.nbytes] = mine
+                    mine = packed[:, (start - first) * tile_bytes : (end - first) * tile_bytes]
+                    tape.experts(worker, index)[experts, begin : begin + mine.shape[1]] = mine
                 return packed.nbytes
 
             yield pack
     if tape.table is not None and plan.program.table is not None:
         table, source = tape.table, plan.program.table
-        step_rows = max(1, PACK_BYTES // table.shape[1])
+        step_rows = max(1, step_bytes // table.shape[1])
         for first in range(0, source.rows, step_rows):
 
             def copy(first: int = first, last: int = min(first + step_rows, source.rows)) -> int:

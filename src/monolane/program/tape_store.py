@@ -26,7 +26,6 @@ from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.shard import LaneWeights, Shard
 from monolane.program.tape import (
-    PACK_BYTES,
     Allocate,
     Bytes,
     Tape,
@@ -39,6 +38,7 @@ from monolane.progress import Progress, bar
 
 FORMAT = 3  # of the file: to be changed when packing or converting changes its content
 PART_BYTES = 1 << 30  # of a tape that is copied part by part
+PIECE_BYTES = 16 << 20  # at most, of a tape that are read at once from the file that was kept
 KEPT = 3  # models whose tapes are kept, one of each lane: the most recently used ones
 SPARE_BYTES = 4 << 30  # of the disk that stay free: a kept tape only saves time
 ABANDONED_S = 3600.0  # a temporary file that is older was left by a process that was killed
@@ -176,7 +176,7 @@ def _size(tape: Tape) -> int:
 
 
 def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
-    """(offset in the file, bytes of the tape), in pieces of at most 16 MiB."""
+    """(offset in the file, bytes of the tape), in pieces of at most PIECE_BYTES."""
     plan, base = tape.plan, 0
     for index, stage in enumerate(plan.program.projections):
         tile_bytes = plan.layout.tile_bytes(stage)
@@ -191,9 +191,8 @@ def _pieces(tape: Tape) -> Iterator[tuple[int, Bytes]]:
 
 
 def _cut(place: int, part: Bytes) -> Iterator[tuple[int, Bytes]]:
-    step = 16 * PACK_BYTES
-    for start in range(0, part.nbytes, step):
-        yield place + start, part[start : start + step]
+    for start in range(0, part.nbytes, PIECE_BYTES):
+        yield place + start, part[start : start + PIECE_BYTES]
 
 
 def _read(path: Path, pieces: list[tuple[int, Bytes]], progress: Progress) -> bool:

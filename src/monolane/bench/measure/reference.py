@@ -22,7 +22,8 @@ from monolane.target.cpu.machine import processors
 
 Floats = NDArray[np.float32]
 EXACT, ROUNDED = 0, 1  # indices of the first axis of every array of activations: fp32, and rounded to bf16
-PART_ELEMENTS = 1 << 19  # of a matrix, widened to fp32 at a time by each thread: 2 MiB, which stay in the CPU's cache
+# Of a matrix, widened to fp32 at a time by each thread; with smaller parts 16 of them waited for the interpreter's lock
+PART_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True)
