@@ -67,11 +67,14 @@ def stalled(target: CudaTarget) -> None:
     answer(target, asked(4))
 
 
-def overwritten(target: CudaTarget, write: Callable[[int, np.ndarray], None], times: int = 1) -> None:
+def overwritten(
+    target: CudaTarget, write: Callable[[int, np.ndarray], None], times: int = 1, within_s: float = 60.0
+) -> None:
     """Somebody overwrites the mailbox of lane 0 all the time: so many times for each batch of tokens. A word is read a
-    few microseconds after it was sent, so on a GPU it takes many times to hit one."""
+    few microseconds after it was sent, so on a GPU it takes many times to hit one, more where others use it, too."""
     rubbish = np.full(target.launcher.model.sizes["mailbox"], 255, np.uint8)
-    for _ in range(20):
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
         for _ in target.run(asked()):
             for _ in range(times):
                 write(target.launcher.launch.mailbox, rubbish)
