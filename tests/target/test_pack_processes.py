@@ -65,11 +65,14 @@ def folder_of(config: ModelConfig, path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b:2", "qwen3-30b-a3b:1", "qwen3-0.6b:2"])
 @pytest.mark.parametrize("kind", ["as stored", "q8", "two lanes"])
-def test_the_tapes_of_files_are_those_of_threads(name: str, kind: str, tmp_path: Path) -> None:
+def test_the_tapes_of_files_are_those_of_threads(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load_model(folder_of(small(name), tmp_path / "model"))
     weights = quantised(model.weights, "q8" if kind == "q8" else None)
     plan = plan_of(model.config, weights, 2 if kind == "two lanes" else 1)
     expected = packed(plan, weights, model.config, PackingThreads())
+    monkeypatch.setenv("MONOLANE_CACHE", str(tmp_path / "another"))  # that has not kept the tape
     with PackProcesses(plan, weights, model.config, 3) as processes:
         assert packed(plan, weights, model.config, processes) == expected
         assert len(processes.pids) == 3

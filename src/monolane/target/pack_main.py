@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import signal
-import socket
-import sys
 from collections.abc import Callable
 
 import numpy as np
 
-from monolane.lanes.channel import Channel
-from monolane.lanes.memory import SharedMemory, received
+from monolane.lanes.child import begin
+from monolane.lanes.memory import SharedMemory
 from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.tape import KEPT_BYTES, allocate_part, empty_tape, packing_steps
@@ -21,13 +18,10 @@ TELL_BYTES = 64 << 20  # between two messages about the progress
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides when this one ends
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    setup = channel.receive()
+    setup = begin()
     if setup is None:
         return
-    values, files = setup
-    pieces = received(values["sizes"], files)
+    channel, values, pieces = setup
     try:
         plan, sources = unpickled(pieces["job"].array.tobytes())
         np.empty(KEPT_BYTES, np.uint8)  # as in pack_tape

@@ -11,17 +11,13 @@ import io
 import os
 import pickle
 import selectors
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from monolane.errors import TargetError
-from monolane.lanes.channel import Channel
+from monolane.lanes.child import Child, module
 from monolane.lanes.memory import SharedMemory
 from monolane.model.config import ModelConfig
 from monolane.model.load import open_weights, opened_from
@@ -30,7 +26,7 @@ from monolane.program.plan import Plan
 from monolane.program.tape import Advance, Allocate, Bytes, Tape, pack_tape
 from monolane.program.tape_store import Packing, PackingThreads, lane_sources, parts
 
-MAIN = (sys.executable, "-P", "-m", "monolane.target.pack_main")  # -P: nothing is imported from the user's folder
+MAIN = module("monolane.target.pack_main")
 LEAST_BYTES = 4 << 30  # of tapes: less is packed before processes have started
 LEAST_PROCESSORS = 4
 MOST_PROCESSES = 32
@@ -111,29 +107,21 @@ def _close(processes: list[_Process]) -> None:
 
 class _Process:
     def __init__(self, number: int, count: int, job: SharedMemory, memory: SharedMemory) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [*MAIN, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in the terminal is for the first process alone
-            )
-        self.channel = Channel(ours)
+        self._child = Child(MAIN)
+        self.channel = self._child.channel
         sizes = {"job": job.size, "memory": memory.size}
         self.channel.send({"number": number, "count": count, "sizes": sizes}, [job.file, memory.file])
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.process.pid
 
     def answer(self) -> dict[str, Any]:
         """What the process says; the error that it has met is raised here."""
         received = self.channel.receive()
         if received is None:
-            code = self._process.wait(EXIT_S)
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            raise TargetError(f"A process that packs the weights {how}.", "Load the model again.")
+            end = self._child.end(EXIT_S) or "does not answer"
+            raise TargetError(f"A process that packs the weights {end}.", "Load the model again.")
         if "error" in received[0]:
             error: BaseException = pickle.loads(bytes.fromhex(received[0]["error"]))
             raise error
@@ -141,8 +129,8 @@ class _Process:
 
     def close(self) -> None:
         self.channel.close()
-        self._process.kill()  # it may be in the middle of a part that nobody wants any more
-        self._process.wait()
+        self._child.process.kill()  # it may be in the middle of a part that nobody wants any more
+        self._child.process.wait()
 
 
 @contextmanager
