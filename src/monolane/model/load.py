@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 from monolane.errors import ModelFileError
 from monolane.model.chat import ChatTemplate, chat_template_from_folder
@@ -30,7 +29,6 @@ from monolane.progress import Progress
 _HEAD_START_S = 0.5  # of a kernel's compiler before the tokenizer
 # The tokens that end an answer in the chat formats of the supported families. A GGUF file often names another one.
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|return|>", "<|call|>")
-_OPENED: WeakKeyDictionary[object, Path] = WeakKeyDictionary()  # weights, and where they were opened
 
 
 @dataclass(frozen=True)
@@ -78,22 +76,7 @@ def load_model(path: Path, progress: Progress | None = None) -> Model:
 def start_loading(path: Path, progress: Progress | None = None) -> Model:
     """The same, but its tokenizer is made meanwhile: it may take as long as a kernel takes to start compiling. What is
     wrong with it is raised where it is used."""
-    model = _load_gguf(path, progress) if _is_gguf(path) else _load_folder(path, progress)
-    _OPENED[model.weights] = path.resolve()
-    return model
-
-
-def opened_from(weights: object) -> Path | None:
-    """The file or folder that weights were opened from, by which another process can open them; None for others."""
-    try:
-        return _OPENED.get(weights)
-    except TypeError:  # nothing that can be a key
-        return None
-
-
-def open_weights(path: Path) -> Weights:
-    """The weights of a model alone."""
-    return open_gguf(path)[1] if _is_gguf(path) else open_folder(path)[1]
+    return _load_gguf(path, progress) if _is_gguf(path) else _load_folder(path, progress)
 
 
 def _meanwhile(make: Callable[[], Tokenization]) -> Callable[[], Tokenization]:

@@ -75,11 +75,6 @@ class Tape:
         return self.segment(worker, stage).reshape(count, -1)
 
 
-def empty_tape(plan: Plan) -> Tape:
-    """A part of a tape that has nothing, of which other parts can be allocated."""
-    return Tape(plan, (), Constants(np.zeros(0, np.float32), {}), None, range(0))
-
-
 def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate, has_table: bool = True) -> Tape:
     """Allocate a tape and fill in its constants; the weights are still zero. ``has_table``: with the embedding table,
     where the program has one; lanes in one process need only one of them."""
@@ -122,7 +117,7 @@ def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None, spar
                     advance(done)
 
         try:
-            for step in packing_steps(tape, weights, step_bytes):
+            for step in _steps(tape, weights, step_bytes):
                 pending.append(pool.submit(step))
                 finish(PENDING * threads)
             finish(0)
@@ -131,7 +126,7 @@ def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None, spar
             raise
 
 
-def packing_steps(tape: Tape, weights: Weights, step_bytes: int = PACK_BYTES) -> Iterator[Callable[[], int]]:
+def _steps(tape: Tape, weights: Weights, step_bytes: int) -> Iterator[Callable[[], int]]:
     """The steps of packing, which are independent of each other; each returns the number of bytes it wrote. A step
     packs consecutive tiles of a matrix, whichever workers have them: of an expert each of many workers may have a tile
     or two."""

@@ -60,9 +60,6 @@ class MadeUpMixture(MadeUpWeights):
         self._bytes.flags.writeable = False  # codes are views of it
         self.identity = f"{self.identity}, {mixture}"
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self._config, self._mixture, self._seed, self._routing)
-
     def format(self, name: str) -> Format:
         """The q4_k_m of llama.cpp: Q4_K, and Q6_K for the head, and for v and down in the first and the last eighth of
         the layers and in every third one between them. The fp8 of Hugging Face: all but head and embedding. The MXFP4

@@ -122,7 +122,7 @@ class MadeUpWeights(Unquantised):
     identity = "made up"
 
     def __init__(self, config: ModelConfig, seed: int = 0, routing: str = EVEN) -> None:
-        self._config, self._seed, self._routing = config, seed, routing
+        self._config, self._routing = config, routing
         self._shapes = dict(expected_shapes(config))
         self._pool = np.random.default_rng(seed).standard_normal((1 << 22) + 4099, np.float32)
         # The pool repeated twice, so that rows are a contiguous view of it wherever they begin, without a copy.
@@ -131,10 +131,6 @@ class MadeUpWeights(Unquantised):
             self._bits[std] = np.tile(to_bf16(self._pool * np.float32(std)), 2)
         if config.experts is not None:
             self.identity = f"{self.identity}, {routing} routing"
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Another process makes them again."""
-        return type(self), (self._config, self._seed, self._routing)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]

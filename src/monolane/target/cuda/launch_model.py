@@ -16,7 +16,6 @@ from monolane.program.tape_store import stream_lanes
 from monolane.progress import Progress
 from monolane.target.cuda.launch import ALIGNMENT, CLEARED, HANDOFFS, TAGGED, Arena, Launch, cache_rows, scratch_sizes
 from monolane.target.cuda.layers import segment_table
-from monolane.target.pack_processes import packing_of
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,7 @@ def place_tapes(
             if own.nbytes:
                 arena.write(addresses[lane][worker] + part.begin(worker), own)
 
-    with packing_of(plan, weights, config) as packing:
-        left = stream_lanes(plan, weights, config, deliver, progress, packing)
+    left = stream_lanes(plan, weights, config, deliver, progress)
     return left, [address for lane in addresses for address in lane]
 
 
