@@ -8,9 +8,8 @@ the same version. A kernel takes 20 to 45 seconds of one processor, and 2 to 3 M
 
 from __future__ import annotations
 
-import sys
+import argparse
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
 
 from monolane.bench.measure.subject import find_model
 from monolane.progress import Silent
@@ -31,9 +30,12 @@ def compile_one(subject: str, traced: bool) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("subjects", nargs="+", metavar="SHAPE[:LAYERS][/MIXTURE]")
+    wanted = [(subject, traced) for subject in parser.parse_args().subjects for traced in (False, True)]
     with ProcessPoolExecutor() as pool:
-        for line in pool.map(compile_one, *zip(*product(sys.argv[1:], (False, True)), strict=True)):
-            print(line, flush=True)
+        for made in [pool.submit(compile_one, *each) for each in wanted]:
+            print(made.result(), flush=True)
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| plain | 0 | 1.5000 | 0.0100 (2) | +0.00% | 1,000 |"
-    assert lines[3].startswith("| ladder | 1 | 1.5150 | 0.0000 (1) | +1.00% |")
-    assert lines[4].startswith("| dtp-4-lanes-delay-2 | 4 | 1.5300 | 0.0000 (1) | +2.00% |")
+    assert lines[3].startswith("| ladder | 1 | 1.5150 | one seed | +1.00% |")
+    assert lines[4].startswith("| dtp-4-lanes-delay-2 | 4 | 1.5300 | one seed | +2.00% |")
     assert len(lines) == 5
     point = {"delay": 0, "us_per_token": 700.4, "exposed_us": 90.2}
     (tmp_path / "times.json").write_text(json.dumps({"benchmark": "delays", "lanes": 8, "points": [point]}))

@@ -24,7 +24,8 @@ Advance = Callable[[int], None]  # called with the number of bytes just packed
 
 # Of tape that one step packs, with up to 2 threads and with more. What a step works on should stay in the processor's
 # caches, but threads wait for each other at the interpreter's lock, which every operation of NumPy takes once: with a
-# quarter of these sizes 2 threads were no faster than 1, and 16 were slower than 2.
+# quarter of these sizes 2 threads were no faster than 1, and 16 slower than 2, on two processors. Machines with more
+# have not been measured, and neither has the number of threads that is best there.
 PACK_BYTES, PACK_BYTES_OF_MANY = 1 << 20, 4 << 20
 MOST_THREADS = 8
 KEPT_BYTES = 16 << 20
@@ -139,19 +140,19 @@ def _steps(tape: Tape, weights: Weights, step_bytes: int) -> Iterator[Callable[[
         # are in memory.
         joins = stage.matrix.is_stacked and stage.matrix.rows % tile_rows == 0
         step_experts = max(1, step_tiles // tiles) if joins else 1
-        experts = range(0, stage.matrix.experts, step_experts)
-        for expert, first in product(experts, range(0, tiles, step_tiles)):
-            places = slice(expert, min(expert + step_experts, stage.matrix.experts)), slice(first, first + step_tiles)
+        for expert, first in product(range(0, stage.matrix.experts, step_experts), range(0, tiles, step_tiles)):
+            experts = slice(expert, min(expert + step_experts, stage.matrix.experts))
+            last = min(first + step_tiles, tiles)
 
             def pack(
-                stage: Project = stage, index: int = index, places: tuple[slice, slice] = places, tiles: int = tiles
+                stage: Project = stage,
+                index: int = index,
+                experts: slice = experts,
+                first: int = first,
+                last: int = last,
             ) -> int:
-                experts, first, last = places[0], places[1].start, min(places[1].stop, tiles)
-                count, tile_rows, tile_bytes = (
-                    experts.stop - experts.start,
-                    layout.rows(stage),
-                    layout.tile_bytes(stage),
-                )
+                count = experts.stop - experts.start
+                tile_rows, tile_bytes = layout.rows(stage), layout.tile_bytes(stage)
                 stop = (count - 1) * stage.matrix.rows + min(last * tile_rows, stage.matrix.rows)
                 rows = matrix_rows(stage.matrix, weights, first * tile_rows, stop, experts.start)
                 packed = layout.pack(rows, stage).reshape(count, -1)

@@ -38,7 +38,7 @@ from monolane.progress import Progress, bar
 
 FORMAT = 3  # of the file: to be changed when packing or converting changes its content
 PART_BYTES = 1 << 30  # of a tape that is copied part by part
-PIECE_BYTES = 16 << 20  # at most, of a tape that are read at once from the file that was kept
+PIECE_BYTES = 16 << 20  # of a tape that are read at once, at most, from the file that was kept
 KEPT = 3  # models whose tapes are kept, one of each lane: the most recently used ones
 SPARE_BYTES = 4 << 30  # of the disk that stay free: a kept tape only saves time
 ABANDONED_S = 3600.0  # a temporary file that is older was left by a process that was killed

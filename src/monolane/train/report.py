@@ -87,13 +87,17 @@ def table(models: Sequence[Model]) -> str:
             model.name,
             str(model.late),
             f"{model.loss:.4f}",
-            f"{(max(model.losses) - min(model.losses)) / 2:.4f} ({len(model.losses)})",
+            _spread(model.losses),
             "" if plain is None else f"{100 * (model.loss / plain - 1):+.2f}%",
             f"{model.tokens_per_second / 1e3:,.0f}",
         ]
         times = ["" if us is None else f"{us:,.0f}" for us in (model.us_per_token, model.exposed_us)]
         lines.append(row + times * timed)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _spread(losses: Sequence[float]) -> str:
+    return "one seed" if len(losses) == 1 else f"{(max(losses) - min(losses)) / 2:.4f} ({len(losses)})"
 
 
 def draw(models: Sequence[Model], path: Path) -> str:
