@@ -59,7 +59,7 @@ def test_memory_that_is_in_use_for_a_while_is_counted(monkeypatch: pytest.Monkey
         time.sleep(0.1)
     assert peak.bytes is not None
     assert peak.bytes > before + used // 2
-    monkeypatch.setattr(anonymous_memory, "_STATUS", tmp_path / "missing")
+    monkeypatch.setattr(anonymous_memory, "_PROCESSES", tmp_path / "missing")
     with AnonymousPeak() as unknown:
         pass
     assert unknown.bytes is None

@@ -25,7 +25,7 @@ from monolane.program.interpret import Interpreter
 from monolane.program.layout import Layout
 from monolane.program.plan import make_plan
 from monolane.program.tape import Tape, allocate_tape, matrix_rows, pack_tape
-from monolane.program.tape_store import load_lanes, stream_lanes
+from monolane.program.tape_store import PackingThreads, load_lanes, stream_lanes
 from monolane.progress import Silent
 from random_models import CASES, random_model
 
@@ -147,7 +147,7 @@ def stream(weights: Watched, workers: int = 2) -> tuple[list[np.ndarray], np.nda
         for worker, own in enumerate(part.workers):
             tapes[worker][part.begin(worker) : part.begin(worker) + own.nbytes] = own
 
-    (left,) = stream_lanes(plan, weights, config, deliver, Silent())
+    (left,) = stream_lanes(plan, weights, config, deliver, Silent(), PackingThreads())
     finish_keeping()
     return tapes, left.table, sizes
 

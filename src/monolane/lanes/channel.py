@@ -27,6 +27,10 @@ class Channel:
         socket.send_fds(self._socket, [_LENGTH.pack(len(body))], list(files))
         self._socket.sendall(body)
 
+    def fileno(self) -> int:
+        """So that several channels can be waited for at once."""
+        return self._socket.fileno()
+
     def has_message(self, wait_s: float) -> bool:
         """Whether a message has come, or the end, within so many seconds."""
         poll = select.poll()

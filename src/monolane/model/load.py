@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from monolane.errors import ModelFileError
 from monolane.model.chat import ChatTemplate, chat_template_from_folder
@@ -27,6 +28,7 @@ from monolane.model.weights import Weights, check_weights
 from monolane.progress import Progress
 
 _HEAD_START_S = 0.5  # of a kernel's compiler before the tokenizer
+_OPENED: WeakKeyDictionary[Weights, Path] = WeakKeyDictionary()  # where weights were opened
 # The tokens that end an answer in the chat formats of the supported families. A GGUF file often names another one.
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<|return|>", "<|call|>")
 
@@ -76,7 +78,19 @@ def load_model(path: Path, progress: Progress | None = None) -> Model:
 def start_loading(path: Path, progress: Progress | None = None) -> Model:
     """The same, but its tokenizer is made meanwhile: it may take as long as a kernel takes to start compiling. What is
     wrong with it is raised where it is used."""
-    return _load_gguf(path, progress) if _is_gguf(path) else _load_folder(path, progress)
+    model = _load_gguf(path, progress) if _is_gguf(path) else _load_folder(path, progress)
+    _OPENED[model.weights] = path.resolve()
+    return model
+
+
+def opened_from(weights: Weights) -> Path | None:
+    """The file or folder that weights were opened from, where another process can open them; None for others."""
+    return _OPENED.get(weights)
+
+
+def open_weights(path: Path) -> tuple[ModelConfig, Weights]:
+    """The config and the weights alone."""
+    return open_gguf(path)[:2] if _is_gguf(path) else open_folder(path)
 
 
 def _meanwhile(make: Callable[[], Tokenization]) -> Callable[[], Tokenization]:

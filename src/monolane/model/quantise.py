@@ -38,11 +38,11 @@ class QuantisedWeights:
 
     def __init__(self, weights: Weights, kind: str) -> None:
         self.stored = weights
-        self._kind = kind
+        self.kind = kind
 
     @property
     def identity(self) -> str:
-        return f"{self.stored.identity}, {self._kind}"
+        return f"{self.stored.identity}, {self.kind}"
 
     @property
     def widened(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class QuantisedWeights:
         stored = self.stored.format(name)
         if stored.is_low_bit or name.endswith("router"):
             return stored
-        return Q8 if self._kind == "q8" or name in ("embed", "head") else Q4
+        return Q8 if self.kind == "q8" or name in ("embed", "head") else Q4
 
     def rows(self, name: str, start: int, stop: int) -> Bf16Bits:
         """Not quantised: for targets without low-bit kernels."""

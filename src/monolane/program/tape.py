@@ -24,8 +24,8 @@ Advance = Callable[[int], None]  # called with the number of bytes just packed
 
 # Of tape that one step packs, with up to 2 threads and with more. What a step works on should stay in the processor's
 # caches, but threads wait for each other at the interpreter's lock, which every operation of NumPy takes once: with a
-# quarter of these sizes 2 threads were no faster than 1, and 16 slower than 2, on two processors. Machines with more
-# have not been measured, and neither has the number of threads that is best there.
+# quarter of these sizes 2 threads were no faster than 1, and 16 slower than 2, on two processors. On 16 processors 8
+# threads pack 0.8 GB/s of gpt-oss-120b. Which number of threads is best there has not been measured.
 PACK_BYTES, PACK_BYTES_OF_MANY = 1 << 20, 4 << 20
 MOST_THREADS = 8
 KEPT_BYTES = 16 << 20
@@ -76,6 +76,11 @@ class Tape:
         return self.segment(worker, stage).reshape(count, -1)
 
 
+def empty_tape(plan: Plan) -> Tape:
+    """A part of a tape that has nothing, of which other parts can be allocated."""
+    return Tape(plan, (), Constants(np.zeros(0, np.float32), {}), None, range(0))
+
+
 def allocate_tape(plan: Plan, weights: Weights, allocate: Allocate, has_table: bool = True) -> Tape:
     """Allocate a tape and fill in its constants; the weights are still zero. ``has_table``: with the embedding table,
     where the program has one; lanes in one process need only one of them."""
@@ -118,7 +123,7 @@ def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None, spar
                     advance(done)
 
         try:
-            for step in _steps(tape, weights, step_bytes):
+            for step in packing_steps(tape, weights, step_bytes):
                 pending.append(pool.submit(step))
                 finish(PENDING * threads)
             finish(0)
@@ -127,7 +132,7 @@ def pack_tape(tape: Tape, weights: Weights, advance: Advance | None = None, spar
             raise
 
 
-def _steps(tape: Tape, weights: Weights, step_bytes: int) -> Iterator[Callable[[], int]]:
+def packing_steps(tape: Tape, weights: Weights, step_bytes: int = PACK_BYTES) -> Iterator[Callable[[], int]]:
     """The steps of packing, which are independent of each other; each returns the number of bytes it wrote. A step
     packs consecutive tiles of a matrix, whichever workers have them: of an expert each of many workers may have a tile
     or two."""

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Protocol, Self
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from monolane.model.weights import Weights
 from monolane.program.plan import Plan
 from monolane.program.shard import LaneWeights, Shard
 from monolane.program.tape import (
+    Advance,
     Allocate,
     Bytes,
     Tape,
@@ -49,61 +51,31 @@ def load_lanes(
 ) -> tuple[Tape, ...]:
     """The tapes of all lanes of a plan. The first has the embedding table. ``spare``: processors that packing leaves to
     others."""
-    sources = _sources(plan, weights, config)
+    sources = lane_sources(plan, weights, config)
     tapes = [allocate_tape(plan, source, allocate, has_table=lane == 0) for lane, source in enumerate(sources)]
     with bar(progress, sum(_size(tape) for tape in tapes), "loading"):
         for tape, source in zip(tapes, sources, strict=True):
             with _Keeper(plan, _size(tape), source) as keeper:
-                keeper.fill(tape, progress, spare)
+                keeper.fill(tape, progress, partial(pack_tape, tape, source, progress.advance, spare))
     return tuple(tapes)
 
 
-def stream_lanes(
-    plan: Plan, weights: Weights, config: ModelConfig, deliver: Callable[[int, Tape], None], progress: Progress
-) -> tuple[Tape, ...]:
-    """The tapes of all lanes of a plan, for memory that is not this process's: ``deliver(lane, part)`` copies one part
-    of a lane's tape after the other, and the next part takes its place, so that no more than PART_BYTES or one
-    projection are here at a time. Returns of every lane what is left: its constants, and of the first the table."""
-    sources = _sources(plan, weights, config)
-    left = [tape_without_weights(plan, source, _zeros, has_table=lane == 0) for lane, source in enumerate(sources)]
-    with bar(progress, len(left) * plan.resident_bytes + sum(_size(tape) for tape in left), "loading"):
-        for lane, (tape, source) in enumerate(zip(left, sources, strict=True)):
-            memory = _Reused()
-            with _Keeper(plan, plan.resident_bytes + _size(tape), source) as keeper:
-                for stages in _parts(plan):
-                    part = allocate_part(tape, stages, memory.again())
-                    keeper.fill(part, progress)
-                    deliver(lane, part)
-                keeper.fill(tape, progress)  # the table
-    return tuple(left)
+class Packing(Protocol):
+    """Packs the parts of tapes, one after the other."""
+
+    def memory(self) -> Allocate:
+        """Memory for a part. That of the part before may be taken again."""
+
+    def pack(self, lane: int, part: Tape, weights: Weights, advance: Advance) -> None: ...
 
 
-def _sources(plan: Plan, weights: Weights, config: ModelConfig) -> list[Weights]:
-    """The weights of every lane."""
-    lanes = plan.program.lanes
-    shard = Shard(config, lanes)
-    return [LaneWeights(weights, shard, lane) for lane in range(lanes)] if lanes > 1 else [weights]
-
-
-def _parts(plan: Plan) -> Iterator[range]:
-    """Consecutive projections that have no more than PART_BYTES, or one that has more."""
-    first = size = 0
-    for index in range(len(plan.program.projections)):
-        more = sum(tape[index].size for tape in plan.segments)
-        if index > first and size + more > PART_BYTES:
-            yield range(first, index)
-            first, size = index, 0
-        size += more
-    yield range(first, len(plan.program.projections))
-
-
-class _Reused:
-    """Memory of parts, one after the other: that of a new one is that of the one before, where it is large enough."""
+class PackingThreads:
+    """``pack_tape``, in memory of this process."""
 
     def __init__(self) -> None:
         self._arrays: list[Bytes] = []
 
-    def again(self) -> Allocate:
+    def memory(self) -> Allocate:
         numbers = itertools.count()
 
         def allocate(size: int) -> Bytes:
@@ -116,6 +88,52 @@ class _Reused:
 
         return allocate
 
+    def pack(self, lane: int, part: Tape, weights: Weights, advance: Advance) -> None:
+        pack_tape(part, weights, advance)
+
+
+def stream_lanes(
+    plan: Plan,
+    weights: Weights,
+    config: ModelConfig,
+    deliver: Callable[[int, Tape], None],
+    progress: Progress,
+    packing: Packing,
+) -> tuple[Tape, ...]:
+    """The tapes of all lanes of a plan, for memory that is not this process's: ``deliver(lane, part)`` copies one part
+    of a lane's tape after the other, and the next part takes its place, so that no more than PART_BYTES or one
+    projection are here at a time. Returns of every lane what is left: its constants, and of the first the table."""
+    sources = lane_sources(plan, weights, config)
+    left = [tape_without_weights(plan, source, _zeros, has_table=lane == 0) for lane, source in enumerate(sources)]
+    with bar(progress, len(left) * plan.resident_bytes + sum(_size(tape) for tape in left), "loading"):
+        for lane, (tape, source) in enumerate(zip(left, sources, strict=True)):
+            with _Keeper(plan, plan.resident_bytes + _size(tape), source) as keeper:
+                for stages in parts(plan):
+                    part = allocate_part(tape, stages, packing.memory())
+                    keeper.fill(part, progress, partial(packing.pack, lane, part, source, progress.advance))
+                    deliver(lane, part)
+                keeper.fill(tape, progress, partial(pack_tape, tape, source, progress.advance))  # the table
+    return tuple(left)
+
+
+def lane_sources(plan: Plan, weights: Weights, config: ModelConfig) -> list[Weights]:
+    """The weights of every lane."""
+    lanes = plan.program.lanes
+    shard = Shard(config, lanes)
+    return [LaneWeights(weights, shard, lane) for lane in range(lanes)] if lanes > 1 else [weights]
+
+
+def parts(plan: Plan) -> Iterator[range]:
+    """Consecutive projections that have no more than PART_BYTES, or one that has more."""
+    first = size = 0
+    for index in range(len(plan.program.projections)):
+        more = sum(tape[index].size for tape in plan.segments)
+        if index > first and size + more > PART_BYTES:
+            yield range(first, index)
+            first, size = index, 0
+        size += more
+    yield range(first, len(plan.program.projections))
+
 
 class _Keeper:
     """Fills the parts of a tape in order: from the file that was kept, else from the weights. Then a thread writes the
@@ -123,7 +141,6 @@ class _Keeper:
 
     def __init__(self, plan: Plan, size: int, weights: Weights) -> None:
         """``size``: bytes of the whole tape with its table."""
-        self._weights = weights
         self._path = _path(plan, weights) if weights.converted else None
         self._kept = KEPT * plan.program.lanes
         self._reads = bool(self._path and self._path.exists() and self._path.stat().st_size == size)
@@ -142,7 +159,8 @@ class _Keeper:
             self._writer.submit(self._end, *error)
         self._writer.shutdown(wait=error[0] is not None)
 
-    def fill(self, part: Tape, progress: Progress, spare: int = 0) -> None:
+    def fill(self, part: Tape, progress: Progress, pack: Callable[[], None]) -> None:
+        """``pack`` fills the part from the weights."""
         if self._writing:
             self._writing.result()  # the memory of the part before may be that of this one
         pieces = sorted(_pieces(part), key=lambda piece: piece[0])
@@ -150,7 +168,7 @@ class _Keeper:
             self._keeps = False
             return
         self._reads = False
-        pack_tape(part, self._weights, progress.advance, spare)
+        pack()
         if self._path and self._keeps:
             self._writing = self._writer.submit(self._write, self._path, pieces)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
-import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from monolane.lanes.channel import Channel
+from monolane.lanes.child import begin
 from monolane.lanes.memory import SharedMemory, received
 from monolane.program.sample import Sampling
 from monolane.target.base import Request
@@ -45,13 +43,11 @@ class Follower(Protocol):
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides when this one ends
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    setup = channel.receive()
+    setup = begin()
     if setup is None:
         return
-    values, files = setup
-    follower = _follower(values, received(values["sizes"], files))
+    channel, values, pieces = setup
+    follower = _follower(values, pieces)
     messages: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=[channel, messages, follower], daemon=True).start()
     said, shared = follower.ready()

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from monolane.errors import TargetError
-from monolane.lanes.channel import Channel
+from monolane.lanes.child import Child, module
 from monolane.lanes.memory import SharedMemory
 from monolane.target.base import Request
 
-MAIN = (sys.executable, "-P", "-m", "monolane.target.lane_main")  # -P: nothing is imported from the user's folder
+MAIN = module("monolane.target.lane_main")
 EXIT_S = 3.0  # for a process to exit by itself; then it is killed
 CAUSE_S = 2.0  # to learn how a process ended
 ANSWER_S = 60.0  # the longest that a process may take to answer, on a machine that is very busy
@@ -127,15 +124,8 @@ class _LaneProcess:
     def __init__(self, setup: LaneSetup) -> None:
         self.lane = setup.lane
         self.is_running = False  # a request, of which it has not said that it has ended
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [*MAIN, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in the terminal is for the first process alone
-            )
-        self._channel = Channel(ours)
+        self._child = Child(MAIN)
+        self._process, self._channel = self._child.process, self._child.channel
         sizes = {name: piece.size for name, piece in setup.pieces.items()}
         message = setup.values | {"target": setup.target, "lane": setup.lane, "sizes": sizes}
         self.send(message, [piece.file for piece in setup.pieces.values()])
@@ -183,12 +173,8 @@ class _LaneProcess:
 
     def problem(self, wait_s: float = 0.1) -> str | None:
         """How the process has ended; None where it has not."""
-        try:
-            code = self._process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            return None
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        return f"The process of lane {self.lane} {how}"
+        end = self._child.end(wait_s)
+        return f"The process of lane {self.lane} {end}" if end else None
 
     def close(self) -> None:
         self._channel.close()

@@ -1,4 +1,4 @@
-"""The most memory of this process that is its own: pages of files that it has mapped do not count."""
+"""The most memory of this process, and of those that pack for it: pages of files that are mapped do not count."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 from typing import Self
 
-_STATUS = Path("/proc/self/status")
+_PROCESSES = Path("/proc")
+_PACKS = b"pack_main"  # in the command of a process that packs
 _EVERY_S = 0.02
 
 
@@ -34,10 +35,25 @@ class AnonymousPeak:
 
 
 def anonymous_bytes() -> int | None:
-    """RssAnon of Linux: memory that is in use now, and that no file holds."""
+    """Memory that is in use now, and that no file holds: RssAnon of Linux, and once what processes share, RssShmem."""
+    own = _resident("self", "RssAnon:", "RssShmem:")
+    return None if own is None else own + sum(_resident(child, "RssAnon:") or 0 for child in _packing())
+
+
+def _resident(process: str, *kinds: str) -> int | None:
     try:
-        lines = _STATUS.read_text().splitlines()
+        lines = (_PROCESSES / process / "status").read_text().splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("RssAnon:")]
-    return 1024 * int(found[0]) if found else None
+    found = [int(line.split()[1]) for line in lines if line.startswith(kinds)]
+    return 1024 * sum(found) if found else None
+
+
+def _packing() -> list[str]:
+    """Processes that this one has started to pack."""
+    try:
+        tasks = list((_PROCESSES / "self" / "task").glob("*/children"))
+        children = [child for task in tasks for child in task.read_text().split()]
+        return [child for child in children if _PACKS in (_PROCESSES / child / "cmdline").read_bytes()]
+    except OSError:  # a thread or a process has ended meanwhile
+        return []

@@ -46,7 +46,7 @@ METHOD = (
     "each start in a fresh process, imports included, the model's files in the page cache; first: no kernel and no "
     "tape in Monolane's cache; second: the kernel is there, and the tape where one was kept (tape_kept); peak_bytes: "
     "the largest resident set, with pages of mapped files; peak_anonymous_bytes: the most memory that no file holds "
-    "(RssAnon), looked at every 20 ms until the first token is there"
+    "(RssAnon and RssShmem, with processes that pack), looked at every 20 ms until the first token is there"
 )
 
 

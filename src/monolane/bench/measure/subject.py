@@ -101,5 +101,7 @@ def _made_up(shape: str, mixture: str | None, routing: str) -> Model:
     config = shapes.named(shape)
     backend = tokenizers.Tokenizer.from_str(json.dumps(checkpoint.tokenizer(config.vocab)))
     weights = mixtures.made_up(config, mixture, routing)
+    again = {"shape": shape, "mixture": mixture, "routing": routing}
+    weights.made_by = "monolane.bench.measure.pack_main", again
     made = Model(shape, Path(shape), config, weights, lambda: Tokenization(Tokenizer(backend, {})))
     return replace(made, dtype=mixture) if mixture else made

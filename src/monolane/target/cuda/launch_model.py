@@ -16,6 +16,7 @@ from monolane.program.tape_store import stream_lanes
 from monolane.progress import Progress
 from monolane.target.cuda.launch import ALIGNMENT, CLEARED, HANDOFFS, TAGGED, Arena, Launch, cache_rows, scratch_sizes
 from monolane.target.cuda.layers import segment_table
+from monolane.target.cuda.pack_processes import packing_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def place_tapes(
             if own.nbytes:
                 arena.write(addresses[lane][worker] + part.begin(worker), own)
 
-    left = stream_lanes(plan, weights, config, deliver, progress)
+    with packing_of(plan, weights) as packing:
+        left = stream_lanes(plan, weights, config, deliver, progress, packing)
     return left, [address for lane in addresses for address in lane]
 
 
