@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.model.format import BF16, GROUP, Format, QuantRows, groups_of
+from monolane.model.format import BF16, EXPONENT, GROUP, Format, QuantRows, groups_of
 from monolane.model.weights import Bf16Bits, Weights, matrix_values, to_bf16
 
 
@@ -23,6 +23,8 @@ def random_rows(format: Format, rows: int, cols: int, size: float, seed: int) ->
         found.codes[found.codes & 0x7F == 0x7F] = 0  # not a number
         found.blocks[:] = random.uniform(0.5, 1, found.blocks.shape)
         found.blocks[random.random(found.blocks.shape) < 0.05] = 0
+    elif format.scales == EXPONENT:
+        found.scales[:] = random.integers(125, 128, found.scales.shape)
     elif found.scales.dtype.kind == "f":
         found.scales[:] = random.uniform(0.5, 1, found.scales.shape)
         if found.scales.shape[2] == 2 and format.name.endswith("z"):
@@ -36,6 +38,9 @@ def random_rows(format: Format, rows: int, cols: int, size: float, seed: int) ->
             found.blocks[..., 1] *= (1 << format.codes.bits) / 2
     found.scales[random.random(found.scales.shape[:2]) < 0.05] = 0
     factor = size / max(1e-3, float(found.values(cols).std()))
+    if format.scales == EXPONENT:
+        found.scales[found.scales > 0] += np.int8(round(np.log2(factor))).view(np.uint8)  # wraps around
+        return found
     part = found.blocks if found.blocks.size else found.scales
     if format.name.endswith("z"):
         part = found.scales[..., :1]

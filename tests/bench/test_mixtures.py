@@ -31,10 +31,10 @@ def test_rows_are_the_same_however_they_are_read(mixture: str) -> None:
 
 
 def test_scales_of_mxfp4_are_powers_of_two_as_in_files() -> None:
-    scales = MadeUpMixture(CONFIG, "fp4g32").quants("layers.3.o", 0, 40).scales
-    fractions, exponents = np.frexp(scales.astype(np.float32))
-    assert np.all(fractions == 0.5)
-    assert len(np.unique(exponents)) == 2
+    scales = MadeUpMixture(CONFIG, "fp4e32").quants("layers.3.o", 0, 40).scales
+    assert scales.dtype == np.uint8
+    smaller, larger = np.unique(scales)
+    assert larger == smaller + 1
 
 
 def test_q4_k_m_has_the_formats_of_such_a_file() -> None:
@@ -51,7 +51,7 @@ def test_mxfp4_is_what_gpt_oss_is_published_as() -> None:
     for shape, streamed in (("gpt-oss-20b", 3.7e9), ("gpt-oss-120b", 5.0e9)):
         _, model = find_model(None, shape, Silent())
         assert model.dtype == "mxfp4+bf16"
-        assert model.weights.format("layers.3.experts.up").name == "fp4g32"
+        assert model.weights.format("layers.3.experts.up").name == "fp4e32"
         assert not model.weights.format("layers.3.q").is_low_bit
         plan = plan_for(model.config, workers=2, formats=model.weights.format)
         assert plan.bytes_per_token == pytest.approx(streamed, rel=0.03)
@@ -66,7 +66,7 @@ def test_what_is_bf16_of_gpt_oss_can_have_8_bits() -> None:
     for name, shape in expected_shapes(config):
         if len(shape) == 2:
             assert made_up.weights.format(name) == quantised.weights.format(name), name
-    assert made_up.weights.format("layers.3.experts.up").name == "fp4g32"
+    assert made_up.weights.format("layers.3.experts.up").name == "fp4e32"
     assert made_up.weights.format("layers.3.q").name == made_up.weights.format("head").name == "i8g32"
     assert not made_up.weights.format("layers.3.router").is_low_bit
     plan = plan_for(config, workers=2, formats=made_up.weights.format)

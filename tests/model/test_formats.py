@@ -27,7 +27,7 @@ def random_blocks(name: str, scale: float, rows: int = 5, blocks: int = 6) -> ND
     random = np.random.default_rng(len(name))
     raw = random.integers(0, 256, (rows, blocks, gguf.GGML_QUANT_SIZES[Kind[name]][1]), np.uint8)
     if name == "MXFP4":
-        raw[..., 0] = random.integers(104, 144, raw.shape[:2])
+        raw[..., 0] = random.integers(60, 190, raw.shape[:2])
         return raw
     first, count = HALVES[name]
     numbers = (random.normal(0, scale, (rows, blocks, count))).astype("<f2")
@@ -78,10 +78,15 @@ def _bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 def test_what_no_format_holds_is_widened_and_named(tmp_path: Path) -> None:
     model = GgufModel()
     model.tensors["blk.1.ffn_up.weight"] = (np.zeros((512, 84), np.uint8), Kind.Q2_K)
-    large = random_blocks("MXFP4", 1.0, 512, 8)
-    large[3, 1, 0] = 200  # a scale of 2^72
-    model.tensors["blk.1.ffn_gate.weight"] = (large.reshape(512, -1), Kind.MXFP4)
+    small, large = random_blocks("MXFP4", 1.0, 512, 8), random_blocks("MXFP4", 1.0, 512, 8)
+    small[3, 1, 0] = 1  # a scale of 2^-126
+    large[3, 1, 0] = 200  # a scale of 2^73, which the format holds
+    model.tensors["blk.1.ffn_gate.weight"] = (small.reshape(512, -1), Kind.MXFP4)
+    model.tensors["blk.0.ffn_gate.weight"] = (large.reshape(512, -1), Kind.MXFP4)
     _, weights, _ = open_gguf(model.write(tmp_path / "model.gguf"))
     assert weights.widened == ("MXFP4", "Q2_K")
+    assert weights.format("layers.0.gate").name == "fp4e32"
+    held = weights.quants("layers.0.gate", 3, 4).values(256)[0, 32:64]
+    np.testing.assert_array_equal(held, dequantize(large[3], Kind.MXFP4).reshape(-1)[32:64])
     assert weights.format("layers.1.up") == weights.format("layers.1.gate") == BF16
     assert weights.rows("layers.1.up", 0, 512).shape == (512, 256)

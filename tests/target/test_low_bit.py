@@ -26,7 +26,7 @@ TOKENS = 40
 MIXTURES = {
     "qwen2-96": ("u4g32m", "i8g32", "i4g32", "nl4g32", "i5g32"),
     "qwen2-64": ("u4k32", "i6k16", "u4k32", "e4m3k128", "u5k32", "bf16"),
-    "qwen3-96-seven-kv-heads": ("u4g32z", "nl4k16", "u5g32m", "i4k16", "i8g32z", "fp4g32"),
+    "qwen3-96-seven-kv-heads": ("u4g32z", "nl4k16", "u5g32m", "i4k16", "i8g32z", "fp4e32"),
     "llama-96-biases": ("e4m3k128",),
 }
 # Columns: 576 are two super-blocks and two groups, 320 one and two; 417, 260 and 196 are not even whole groups.

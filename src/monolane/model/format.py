@@ -134,6 +134,7 @@ FP4 = Codes("fp4", 4, 0, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 E4M3 = Codes("e4m3", 8, 0, is_float=True)  # FP8
 
 SCALE = Scales("g32", "<f2", 1, 0)  # a scale
+EXPONENT = Scales("e32", "u1", 1, 0)  # the exponent of a scale that is a power of two, as fp32 has it; 0: a scale of 0
 SCALE_MIN = Scales("g32m", "<f2", 2, 0)  # a scale and a minimum
 SCALE_ZERO = Scales("g32z", "<f2", 2, 0)  # a scale and a zero point: a whole number, subtracted from every code
 BLOCK_MIN = Scales("k32", "u1", 2, 2)  # 8-bit scale and minimum, times the super-block's scale and minus its minimum
@@ -143,7 +144,7 @@ BLOCK_128 = Scales("k128", "<f4", 0, 2, "<f4")  # a scale of each half of the su
 BF16 = Format("bf16")
 _KNOWN = (
     (I4, SCALE), (U4, SCALE_MIN), (U4, SCALE_ZERO), (U4, BLOCK_MIN), (I4, BLOCK_16), (NL4, SCALE), (NL4, BLOCK_16),
-    (FP4, SCALE), (I5, SCALE), (U5, SCALE_MIN), (U5, BLOCK_MIN), (I6, BLOCK_16), (I8, SCALE), (I8, SCALE_ZERO),
+    (FP4, EXPONENT), (I5, SCALE), (U5, SCALE_MIN), (U5, BLOCK_MIN), (I6, BLOCK_16), (I8, SCALE), (I8, SCALE_ZERO),
     (E4M3, BLOCK_128),
 )  # fmt: skip
 FORMATS = {
@@ -259,6 +260,8 @@ class QuantRows:
     def _scale_and_minimum(self) -> tuple[Floats, Floats | None]:
         """Of every group, or of every column; what is added last, or None."""
         _, kind = _low_bit(self.format)
+        if kind == EXPONENT:
+            return (self.scales.astype(np.uint32) << np.uint32(23)).view(np.float32), None
         numbers = self.scales.astype(np.float32)
         if kind == SCALE:
             return numbers, None

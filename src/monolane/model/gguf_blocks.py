@@ -16,6 +16,7 @@ from monolane.model.format import (
     BLOCK_16,
     BLOCK_GROUPS,
     BLOCK_MIN,
+    EXPONENT,
     FP4,
     I4,
     I5,
@@ -111,24 +112,20 @@ def _mxfp4(raw: Bytes) -> QuantRows:
     return mxfp4_rows(raw[..., 0], raw[..., 1:])
 
 
-with np.errstate(over="ignore"):  # those that fp16 does not hold are not used (mxfp4_fits)
-    _MXFP4_SCALES = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float16)
-
-
 def mxfp4_rows(exponents: Bytes, codes: Bytes) -> QuantRows:
-    """Rows of MXFP4 from exponents [row][group] and codes [row][group][16]. The scale is a power of two; half of it,
+    """Rows of MXFP4 from exponents [row][group], with a bias of 127, and codes [row][group][16]. Ours is one less,
     because the table has twice the values."""
-    return _rows(FP4, SCALE, codes, None, np.take(_MXFP4_SCALES, exponents)[..., None])
+    return _rows(FP4, EXPONENT, codes, None, (exponents - np.uint8(1))[..., None])
 
 
 def mxfp4_fits(raw: Bytes) -> bool:
-    """Whether fp16 holds the scales of all blocks."""
+    """Whether our format holds the scales of all blocks."""
     return mxfp4_scales_fit(raw[..., 0])
 
 
 def mxfp4_scales_fit(exponents: Bytes) -> bool:
-    """2^-24 to 2^15 fit."""
-    return bool(exponents.min() >= 128 - 24 and exponents.max() <= 128 + 15)
+    """Not the two smallest ones, half of which is no normal number of fp32, nor 255, which is no number."""
+    return bool(exponents.min() >= 2 and exponents.max() <= 254)
 
 
 def _eight(byte: int) -> np.uint64:
@@ -241,5 +238,5 @@ REPACKED: dict[str, tuple[Format, Repack]] = {
     "Q6_K": (format_of(I6, BLOCK_16), _q6_k),
     "IQ4_NL": (format_of(NL4, SCALE), _iq4_nl),
     "IQ4_XS": (format_of(NL4, BLOCK_16), _iq4_xs),
-    "MXFP4": (format_of(FP4, SCALE), _mxfp4),
+    "MXFP4": (format_of(FP4, EXPONENT), _mxfp4),
 }

@@ -16,7 +16,7 @@ from monolane.planner.shape import Layer, Shape
 
 NAMES = tuple(dict.fromkeys((*precision.FORMATS, *KINDS, *MIXTURES)))
 _OUTSIDE = (Part.HEAD, Part.EMBEDDING)
-_MXFP4 = MATRIX_FORMATS["fp4g32"]
+_MXFP4 = MATRIX_FORMATS["fp4e32"]
 _USUAL, _BETTER = MATRIX_FORMATS["u4k32"], MATRIX_FORMATS["i6k16"]  # Q4_K and Q6_K
 
 

@@ -38,7 +38,7 @@ from monolane.program.tape import (
 )
 from monolane.progress import Progress, bar
 
-FORMAT = 3  # of the file: to be changed when packing or converting changes its content
+FORMAT = 4  # of the file: to be changed when packing or converting changes its content
 PART_BYTES = 1 << 30  # of a tape that is copied part by part
 PIECE_BYTES = 16 << 20  # of a tape that are read at once, at most, from the file that was kept
 KEPT = 3  # models whose tapes are kept, one of each lane: the most recently used ones

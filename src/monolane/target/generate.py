@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from monolane.model.config import SWIGLU
-from monolane.model.format import BLOCK_16, BLOCK_128, BLOCK_MIN, SCALE, SCALE_MIN, SCALE_ZERO
+from monolane.model.format import BLOCK_16, BLOCK_128, BLOCK_MIN, EXPONENT, SCALE, SCALE_MIN, SCALE_ZERO
 from monolane.program import sample
 from monolane.program.layout import Layout
 from monolane.program.stage import (
@@ -32,6 +32,7 @@ LAYOUT = Layout("rows8", tile_rows=8, k_block=32)
 
 SCALINGS = {
     SCALE: "kScale",
+    EXPONENT: "kExponent",
     SCALE_MIN: "kScaleMin",
     SCALE_ZERO: "kScaleZero",
     BLOCK_MIN: "kBlockMin",

@@ -35,9 +35,11 @@ class AnonymousPeak:
 
 
 def anonymous_bytes() -> int | None:
-    """Memory that is in use now, and that no file holds: RssAnon of Linux, and once what processes share, RssShmem."""
-    own = _resident("self", "RssAnon:", "RssShmem:")
-    return None if own is None else own + sum(_resident(child, "RssAnon:") or 0 for child in _packing())
+    """Memory that is in use now, and that no file holds: RssAnon of Linux, and while processes pack, also theirs and
+    once what they share, RssShmem."""
+    packing = _packing()
+    own = _resident("self", "RssAnon:", *(["RssShmem:"] if packing else []))
+    return None if own is None else own + sum(_resident(child, "RssAnon:") or 0 for child in packing)
 
 
 def _resident(process: str, *kinds: str) -> int | None:

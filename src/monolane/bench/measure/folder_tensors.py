@@ -17,7 +17,7 @@ from monolane.errors import UsageError
 from monolane.model.config import Experts, ModelConfig
 from monolane.model.families import FAMILIES
 from monolane.model.families.experts import of_expert
-from monolane.model.format import FP4, GROUP, SCALE, Bytes, QuantRows, format_of
+from monolane.model.format import EXPONENT, FP4, GROUP, Bytes, QuantRows, format_of
 from monolane.model.weights import Weights, expected_shapes, to_bf16
 
 ITEM_BYTES = {"BF16": 2, "U8": 1}  # by the names of types in safetensors files
@@ -73,7 +73,7 @@ def _plain(weights: Weights, name: str, file_name: str, shape: tuple[int, ...], 
 def _joined(weights: Weights, names: list[str], file_name: str, experts: Experts) -> Iterator[Tensor]:
     """The three tensors of a matrix of gpt-oss. A row of each has one row of every matrix in ``names``."""
     rows, cols = weights.shape(names[0])
-    if any(weights.format(name) != format_of(FP4, SCALE) for name in names) or cols % GROUP:
+    if any(weights.format(name) != format_of(FP4, EXPONENT) for name in names) or cols % GROUP:
         raise UsageError(
             "A model folder of gpt-oss has its experts in MXFP4, with whole groups of 32 columns, and these have not.",
             "Choose another mixture or shape.",
@@ -104,7 +104,6 @@ def mxfp4_blocks(quants: QuantRows) -> Bytes:
 
 
 def mxfp4_exponents(quants: QuantRows) -> Bytes:
-    """[row][group]: the exponent of the scale. Ours is half of it, because the values of our codes are doubled."""
-    bits = quants.scales[..., 0].view(np.uint16)
-    assert not np.any(bits & 0x3FF), "the scales of MXFP4 are powers of two"
-    return (bits >> 10).astype(np.uint8) + np.uint8(128 - 15)
+    """[row][group]: the exponent of the scale. Ours is one less, because the values of our codes are doubled."""
+    exponents: Bytes = quants.scales[..., 0].astype(np.uint8)
+    return exponents + np.uint8(1)

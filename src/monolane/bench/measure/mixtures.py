@@ -16,12 +16,11 @@ from monolane.model.format import (
     BF16,
     BLOCK_128,
     E4M3,
+    EXPONENT,
     FORMATS,
-    FP4,
     Bytes,
     Codes,
     Format,
-    Halves,
     QuantRows,
     format_of,
     groups_of,
@@ -67,7 +66,7 @@ class MadeUpMixture(MadeUpWeights):
         if name.endswith("router"):
             return BF16
         if self._mixture in (MXFP4, MXFP4_Q8):
-            return FORMATS["fp4g32"] if ".experts." in name else Q8 if self._mixture == MXFP4_Q8 else BF16
+            return FORMATS["fp4e32"] if ".experts." in name else Q8 if self._mixture == MXFP4_Q8 else BF16
         if self._mixture == FP8:
             return BF16 if name in ("embed", "head") else format_of(E4M3, BLOCK_128)
         if self._mixture != Q4_K_M:
@@ -120,7 +119,7 @@ def _fill_scales(rows: QuantRows, random: Bytes, size: float, mean: float) -> No
     weights zero where a format has that."""
     kind = rows.format.scales
     assert kind is not None
-    if rows.format.codes == FP4:
+    if kind == EXPONENT:
         rows.scales[:] = np.take(_powers_of_two(size), random)
         return
     if kind == BLOCK_128:
@@ -141,12 +140,12 @@ def _fill_scales(rows: QuantRows, random: Bytes, size: float, mean: float) -> No
 
 
 @functools.cache
-def _powers_of_two(size: float) -> Halves:
+def _powers_of_two(size: float) -> Bytes:
     """The scales of MXFP4, by a random byte: the two powers of two around ``size``, each so often that the mean square
     is that of ``size``."""
-    lower = 2.0 ** math.floor(math.log2(size))
-    larger = ((size / lower) ** 2 - 1) / 3  # the share of 2 * lower
-    return np.where(np.arange(256) < 256 * larger, 2 * lower, lower).astype(np.float16)
+    lower = math.floor(math.log2(size))
+    larger = ((size / 2.0**lower) ** 2 - 1) / 3  # the share of the larger one
+    return np.where(np.arange(256) < 256 * larger, 127 + lower + 1, 127 + lower).astype(np.uint8)
 
 
 def published(config: ModelConfig) -> str | None:

@@ -22,7 +22,7 @@ from monolane.model.families.limits import CONTEXT_LIMIT, HEAD_DIM_LIMIT
 from monolane.model.families.names import gguf_name, huggingface_name
 from monolane.model.families.rope import read_rope, yarn_rope
 from monolane.model.families.shared import Family, gguf_rope, windows_by_kind
-from monolane.model.format import BF16, FP4, GROUP, SCALE, Bytes, Format, QuantRows, format_of
+from monolane.model.format import BF16, EXPONENT, FP4, GROUP, Bytes, Format, QuantRows, format_of
 from monolane.model.gguf_blocks import mxfp4_rows, mxfp4_scales_fit
 from monolane.model.settings import Settings
 from monolane.model.tensors import StoredTensor, StoredWeights
@@ -37,7 +37,7 @@ _SOFTMAX_OF_CHOSEN = 3  # expert_gating_func of a GGUF file
 _STORED = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
 _STEP = 1 << 24  # bytes of scales that are looked at together
 _KEPT = 4  # transposed matrices of one expert that are kept while its rows are read
-_MXFP4 = format_of(FP4, SCALE)
+_MXFP4 = format_of(FP4, EXPONENT)
 
 
 def file_name(name: str) -> str:
@@ -218,7 +218,7 @@ class GptOssWeights(StoredWeights):
         return raw[::stride]
 
     def _scales_fit(self, base: str) -> bool:
-        """Whether fp16 holds all scales of a matrix."""
+        """Whether our format holds all scales of a matrix."""
         tensor = self._tensors[f"{base}_scales"]
         for start in range(0, tensor.size, _STEP):
             raw = np.empty(min(_STEP, tensor.size - start), np.uint8)

@@ -38,6 +38,14 @@ inline float float_at(const uint8_t* bytes, int index) {
   return v;
 }
 
+// A power of two by its exponent; 0 for an exponent of 0.
+inline float from_exponent(uint8_t exponent) {
+  const uint32_t bits = static_cast<uint32_t>(exponent) << 23;
+  float v;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
 // An FP8 number is an fp16 one with a bias of 7 instead of 15.
 inline float from_e4m3(int code) { return from_half(static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7)) * 0x1p8f; }
 

@@ -132,6 +132,7 @@ inline void widen_row(const uint8_t* tile, int row, int cols, float* out) {
       float weight = 0.0f;
       switch (F::kScaling) {
         case Scaling::kScale: weight = from_half(half_at(scales, 0)) * value; break;
+        case Scaling::kExponent: weight = from_exponent(scales[0]) * value; break;
         case Scaling::kScaleMin: weight = from_half(half_at(scales, 0)) * value + from_half(half_at(scales, 1)); break;
         case Scaling::kScaleZero: weight = from_half(half_at(scales, 0)) * (value - from_half(half_at(scales, 1))); break;
         case Scaling::kBlockMin: weight = from_half(half_at(numbers, 0)) * scales[0] * value - from_half(half_at(numbers, 1)) * scales[1]; break;

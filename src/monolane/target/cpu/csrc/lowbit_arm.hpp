@@ -111,6 +111,8 @@ struct TileScales : ScaleVectors {
       if constexpr (kPairs) {
         const uint16x8x2_t pairs = vld2q_u16(numbers);
         first[g] = pairs.val[0], last[g] = pairs.val[1];
+      } else if constexpr (F::kScaling == Scaling::kExponent) {
+        first[g] = vmovl_u8(vld1_u8(p + g * kTileRows));
       } else {
         first[g] = vld1q_u16(numbers);
       }
@@ -133,6 +135,8 @@ struct TileScales : ScaleVectors {
         const int32x4_t pair = vmovl_s16(vreinterpret_s16_u16(numbers));
         put(scale, vmulq_n_f32(vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(pair, 24), 24)), of_block[row]));
         put(second, vmulq_n_f32(vcvtq_f32_s32(vshrq_n_s32(pair, 8)), of_block[row]));
+      } else if constexpr (F::kScaling == Scaling::kExponent) {
+        put(scale, vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(numbers), 23)));
       } else {
         put(scale, vcvt_f32_f16(vreinterpret_f16_u16(numbers)));
         if constexpr (kPairs) {

@@ -134,7 +134,9 @@ struct TileScales : ScaleVectors {
     }
     __m128i by_group[kUnitGroups], one[kTileRows / 2], two[kTileRows / 2];
     for (int g = 0; g < kUnitGroups; g++)
-      by_group[g] = kPairs ? narrowed(_mm256_and_si256(load256(p + g * kGroupBytes), _mm256_set1_epi32(0xffff))) : load128(p + g * kGroupBytes);
+      by_group[g] = F::kScaling == Scaling::kExponent ? _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + g * kGroupBytes)))
+                    : kPairs                          ? narrowed(_mm256_and_si256(load256(p + g * kGroupBytes), _mm256_set1_epi32(0xffff)))
+                                                      : load128(p + g * kGroupBytes);
     transpose(by_group, one);
     if constexpr (kPairs) {
       for (int g = 0; g < kUnitGroups; g++) by_group[g] = narrowed(_mm256_srli_epi32(load256(p + g * kGroupBytes), 16));
@@ -156,6 +158,9 @@ struct TileScales : ScaleVectors {
         const __m256i pair = _mm256_cvtepi16_epi32(one[i]);
         first_parts[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pair, 24), 24)), block);
         second_parts[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srai_epi32(pair, 8)), block);
+      } else if constexpr (F::kScaling == Scaling::kExponent) {
+        first_parts[i] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(one[i]), 23));
+        second_parts[i] = _mm256_setzero_ps();
       } else {
         first_parts[i] = _mm256_cvtph_ps(one[i]);
         second_parts[i] = kPairs ? _mm256_cvtph_ps(two[i]) : _mm256_setzero_ps();

@@ -90,11 +90,14 @@ inline I16 gather(const RowSums* rows) {
 inline F16 of_groups(const float* p) { return reinterpret_cast<F16>(_mm512_broadcast_f32x4(_mm_loadu_ps(p))); }
 inline I16 of_groups(const int32_t* p) { return reinterpret_cast<I16>(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
 
-// [group][row] of 16-bit numbers as [row][group]; `groups` of 4 are there, and the others become 0.
+// [group][row] of 16-bit numbers, or of bytes, as 16-bit numbers [row][group]; `groups` of 4 are there, and the others become 0.
+template <bool kBytes>
 inline void transpose(const uint8_t* p, int groups, __m256i out[2]) {
   const __m512i order = _mm512_setr_epi32(0x080000, 0x180010, 0x090001, 0x190011, 0x0a0002, 0x1a0012, 0x0b0003, 0x1b0013, 0x0c0004, 0x1c0014, 0x0d0005,
                                           0x1d0015, 0x0e0006, 0x1e0016, 0x0f0007, 0x1f0017);
-  const __m512i all = _mm512_permutexvar_epi16(order, _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << groups * 8) - 1), p));
+  const __mmask32 there = static_cast<__mmask32>((1ull << groups * 8) - 1);
+  const __m512i numbers = kBytes ? _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(there, p)) : _mm512_maskz_loadu_epi16(there, p);
+  const __m512i all = _mm512_permutexvar_epi16(order, numbers);
   out[0] = _mm512_castsi512_si256(all);
   out[1] = _mm512_extracti64x4_epi64(all, 1);
 }
@@ -121,7 +124,7 @@ struct TileScales : ScaleVectors {
     if constexpr (F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kScaleZero)
       transpose_pairs(p, groups, one, two);
     else
-      transpose(p, groups, one);
+      transpose<F::kScaling == Scaling::kExponent>(p, groups, one);
     const __m512i row = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     for (int v = 0; v < kVectors; v++) {
       if constexpr (F::kScaling == Scaling::kBlockMin) {
@@ -138,6 +141,8 @@ struct TileScales : ScaleVectors {
         const __m512 block = _mm512_permutexvar_ps(_mm512_add_epi32(row, _mm512_set1_epi32(4 * v)), numbers);
         scale[v] = reinterpret_cast<F16>(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pair, 24), 24)), block));
         second[v] = reinterpret_cast<F16>(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(pair, 8)), block));
+      } else if constexpr (F::kScaling == Scaling::kExponent) {
+        scale[v] = reinterpret_cast<F16>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(one[v]), 23));
       } else {
         scale[v] = reinterpret_cast<F16>(_mm512_cvtph_ps(one[v]));
         if constexpr (F::kScaling == Scaling::kScaleMin) second[v] = reinterpret_cast<F16>(_mm512_cvtph_ps(two[v]));

@@ -109,6 +109,8 @@ struct TileScales : ScaleVectors {
           two = block * static_cast<int8_t>(p[2 * place + 1]);
         } else if constexpr (F::kScaling == Scaling::kScale) {
           one = from_half(half_at(p, place));
+        } else if constexpr (F::kScaling == Scaling::kExponent) {
+          one = from_exponent(p[place]);
         } else {
           one = from_half(half_at(p, 2 * place));
           two = from_half(half_at(p, 2 * place + 1));

@@ -157,9 +157,10 @@ struct LowBitFragment {
   }
 
  private:
-  // Element `index` of an array of numbers of kBytes bytes: 0, 2 or 4.
+  // Element `index` of an array of numbers of kBytes bytes: 0, 1, 2 or 4.
   template <int kBytes>
   MONOLANE_DEVICE static uint32_t number(const char* from, int index) {
+    if constexpr (kBytes == 1) return reinterpret_cast<const uint8_t*>(from)[index];
     if constexpr (kBytes == 2) return reinterpret_cast<const uint16_t*>(from)[index];
     if constexpr (kBytes == 4) return reinterpret_cast<const uint32_t*>(from)[index];
     return 0;
@@ -188,7 +189,7 @@ constexpr float kShifted = 8388608.0f;  // 2^23
 MONOLANE_DEVICE float shifted_byte(uint32_t word, int place, uint32_t exponent) { return ptx::float_of(ptx::byte_perm(word, exponent, 0x7540u | place)); }
 MONOLANE_DEVICE float byte_to_float(uint32_t word, int place, float zero = 0.0f) { return shifted_byte(word, place, 0x4b000000u) - (kShifted + zero); }
 
-// The numbers of a row and group as they are stored: 16 or 32 bits of `scales`, and `blocks` of the super-block. `exponent`: the bits of kShifted; the
+// The numbers of a row and group as they are stored: 8, 16 or 32 bits of `scales`, and `blocks` of the super-block. `exponent`: the bits of kShifted; the
 // caller has them in a register, because an instruction that takes bytes has room for one constant, which is the places.
 template <class F>
 struct Scales {
@@ -205,6 +206,8 @@ struct Scales {
       const float factor = ptx::half_to_float(block);
       scale = factor * (shifted_byte(numbers ^ 0x8080u, 0, exponent) - (kShifted + 128.0f));
       last_scale = factor * (shifted_byte(numbers ^ 0x8080u, 1, exponent) - (kShifted + 128.0f));
+    } else if constexpr (kScaling == Scaling::kExponent) {
+      scale = ptx::float_of(numbers << 23);
     } else {
       scale = ptx::half_to_float(numbers);
       if constexpr (kScaling == Scaling::kScaleMin) minimum = ptx::half_to_float(numbers >> 16);
@@ -396,7 +399,7 @@ MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F, kKBlocks>& weights
 MONOLANE_DEVICE float float_of_code(uint32_t code) { return ptx::half_to_float((code & 0x80u) << 8 | (code & 0x7fu) << 7) * 256.0f; }
 
 // Four consecutive weights of a row, from column k on, a multiple of 4: of the embedding. `tile`: the bytes of a tile of kRows rows with kCols columns,
-// of which the last super-block may be short. Rows of a table begin at even addresses.
+// of which the last super-block may be short. Rows of a table begin at even addresses, or at any where scales are bytes.
 template <class F, int kRows, int kCols>
 MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v)[4]) {
   using Place = BlockPlace<F, kRows>;
@@ -405,7 +408,10 @@ MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v
   const int group = k % kBlockCols / kGroupCols, part = group / kHalfGroups, half = k % kGroupCols / 16, c = k % 16 / 4;
   const int here = min(kHalfGroups, groups - part * kHalfGroups);  // groups of this half of the super-block
   const uint8_t* from = tile + block * Place::end(kBlockGroups);
-  const auto number = [&](int at) { return static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(from + at)[0]); };
+  const auto number = [&](int at) {
+    if constexpr (F::kScaleBytes == 1) return static_cast<uint32_t>(from[at]) | static_cast<uint32_t>(from[at + 1]) << 8;
+    return static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(from + at)[0]);
+  };
   const auto word = [&](int at) { return number(at) | number(at + 2) << 16; };
   // Codes: [half of the super-block][plane][row][c][group].
   const int place = (row * 4 + c) * here + group % kHalfGroups, first = part * kHalfGroups * kRows * Place::kCodeBytes;
@@ -432,6 +438,7 @@ MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v
   if constexpr (F::kHasTable && kRows == 1) codes = looked_up<F>(ptx::byte_perm(codes | codes >> 4, 0, 0x4420));  // a row of the table is not in order
   const int numbers_at = Place::scales(groups) + (group * kRows + row) * F::kScaleBytes, block_at = Place::blocks(groups) + row * F::kBlockBytes;
   uint32_t numbers, of_block = 0;
+  if constexpr (F::kScaleBytes == 1) numbers = from[numbers_at];
   if constexpr (F::kScaleBytes == 2) numbers = number(numbers_at);
   if constexpr (F::kScaleBytes == 4) numbers = word(numbers_at);
   if constexpr (F::kBlockBytes == 2) of_block = number(block_at);
