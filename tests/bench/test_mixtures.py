@@ -54,11 +54,11 @@ def test_mxfp4_is_what_gpt_oss_is_published_as() -> None:
         assert model.weights.format("layers.3.experts.up").name == "fp4e32"
         assert not model.weights.format("layers.3.q").is_low_bit
         plan = plan_for(model.config, workers=2, formats=model.weights.format)
-        assert plan.bytes_per_token == pytest.approx(streamed, rel=0.03)
+        assert plan.bytes_per_token == pytest.approx(streamed, rel=0.02)
 
 
 def test_what_is_bf16_of_gpt_oss_can_have_8_bits() -> None:
-    """Made up at once or quantised while loading, the formats are the same; 3.67 GB are read for a token."""
+    """Made up at once or quantised while loading, the formats are the same; 3.56 GB are read for a token."""
     config = SHAPES["gpt-oss-120b"]
     _, made_up = find_model(None, "gpt-oss-120b", Silent(), "mxfp4+q8")
     _, quantised = find_model(None, "gpt-oss-120b", Silent(), "q8")
@@ -70,7 +70,7 @@ def test_what_is_bf16_of_gpt_oss_can_have_8_bits() -> None:
     assert made_up.weights.format("layers.3.q").name == made_up.weights.format("head").name == "i8g32"
     assert not made_up.weights.format("layers.3.router").is_low_bit
     plan = plan_for(config, workers=2, formats=made_up.weights.format)
-    assert plan.bytes_per_token == pytest.approx(3.67e9, rel=0.01)
+    assert plan.bytes_per_token == pytest.approx(3.56e9, rel=0.01)
 
 
 def test_an_unknown_mixture_is_refused() -> None:
