@@ -120,7 +120,6 @@ class MadeUpWeights(Unquantised):
 
     converted = False
     identity = "made up"
-    made_by: tuple[str, dict[str, str | None]] | None = None  # what makes them again in another process, and of what
 
     def __init__(self, config: ModelConfig, seed: int = 0, routing: str = EVEN) -> None:
         self._config, self._routing = config, routing

@@ -97,11 +97,11 @@ def _made_up(shape: str, mixture: str | None, routing: str) -> Model:
 
     from monolane.model.load import Model, Tokenization
     from monolane.model.tokenizer import Tokenizer
+    from monolane.target.cuda.pack_processes import can_be_opened
 
     config = shapes.named(shape)
     backend = tokenizers.Tokenizer.from_str(json.dumps(checkpoint.tokenizer(config.vocab)))
     weights = mixtures.made_up(config, mixture, routing)
-    again = {"shape": shape, "mixture": mixture, "routing": routing}
-    weights.made_by = "monolane.bench.measure.pack_main", again
+    can_be_opened(weights, "monolane.bench.measure.pack_main", {"shape": shape, "mixture": mixture, "routing": routing})
     made = Model(shape, Path(shape), config, weights, lambda: Tokenization(Tokenizer(backend, {})))
     return replace(made, dtype=mixture) if mixture else made

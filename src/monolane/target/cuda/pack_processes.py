@@ -15,6 +15,7 @@ import selectors
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from monolane.lanes.child import Child, module
 from monolane.lanes.memory import SharedMemory
@@ -29,6 +30,9 @@ LEAST_BYTES = 4 << 30  # of tapes: less is packed before processes have started
 LEAST_PROCESSORS = 4
 MOST_PROCESSES = 32
 ALIGNMENT = 64  # bytes: of the tapes of workers in a part
+
+Description = tuple[str, dict[str, Any]]  # the module that a process runs, and what it has to know of the weights
+_DESCRIBED: WeakKeyDictionary[Weights, Description] = WeakKeyDictionary()
 
 
 class PackProcesses:
@@ -127,15 +131,19 @@ def _from(told: int, advance: Advance) -> Advance:
     return tell
 
 
-def described(weights: Weights) -> tuple[str, dict[str, Any]] | None:
-    """The module of processes that can open the same weights, and what they have to know; None where none can."""
+def can_be_opened(weights: Weights, main: str, source: dict[str, Any]) -> None:
+    """Say how other processes open the same weights, where these are not of a file: they run ``main``."""
+    _DESCRIBED[weights] = main, source
+
+
+def described(weights: Weights) -> Description | None:
+    """How other processes open the same weights; None where they cannot."""
     if isinstance(weights, QuantisedWeights):
         stored = described(weights.stored)
         return (stored[0], stored[1] | {"quantise": weights.kind}) if stored else None
     if path := opened_from(weights):
         return "monolane.target.cuda.pack_main", {"path": str(path)}
-    made: tuple[str, dict[str, Any]] | None = getattr(weights, "made_by", None)  # those of a benchmark
-    return made
+    return _DESCRIBED.get(weights)
 
 
 @contextmanager
