@@ -15,11 +15,13 @@
 // In a decode pass the exchange warp does this for exchanges that are not needed at once (late exchanges), so that the consumer warps neither store to
 // other lanes nor wait for them. For every such projection of a pass, in order, it
 //
-//   1. adds up what the other lanes have sent in an earlier layer, for the rows of its worker, and stores the sums in shared memory;
+//   1. adds up what the other lanes have sent for the next such projection in an earlier layer, for the rows of its worker, and stores the sums in
+//      shared memory;
 //   2. waits for the outputs of its own worker, which the consumer warps have left in shared memory, and sends them.
 //
-// Sums and outputs have two places each, which are used alternately. A consumer warp that has seen the sums of a projection knows that the outputs of
-// the one before have been sent, so it may overwrite those of two before.
+// So the sums of a projection are there before its input is. (Where the others send them in step 2 itself, step 1 comes after it.) Sums and outputs have two places each, which are used alternately. The exchange warp
+// overwrites the sums of two projections before when it has seen the outputs of that one, and so has every consumer warp. A consumer warp that has seen
+// the sums of a projection knows that the outputs of two before have been sent, so it may overwrite them.
 #pragma once
 #include "handoff.cuh"
 
@@ -127,49 +129,87 @@ class ExchangeWarp {
   }
 
   MONOLANE_DEVICE void run() {
-    for (uint32_t pass = 0; await(shared::pass_begun(), pass); pass++)
-      MONOLANE_LOOP
-      for (int i = 0; i < kLayers * kExchangingProjections; i++)
-        if (!exchange(shared::exchange_passes() + pass % 2, i / kExchangingProjections, i % kExchangingProjections)) return;
+    for (uint32_t pass = 0; await(shared::pass_begun(), pass); pass++) {
+      const shared::ExchangePass now = shared::exchange_passes()[pass % 2];
+      int i = next_late(0);
+      receive_sums(now, i);
+      while (i < kCount) {
+        const int next = next_late(i + 1);
+        // What the other lanes send in this very exchange, they send when they have received for the next one. Nobody waits for it before that.
+        const bool early = next < kCount && awaited(next) < i;
+        if (early) receive_sums(now, next);
+        if (!send_outputs(now, i)) return;
+        if (!early) receive_sums(now, next);
+        i = next;
+      }
+    }
   }
 
  private:
-  // Waits for a phase; false: the request has ended or failed meanwhile.
-  MONOLANE_DEVICE static bool await(uint64_t* barriers, uint32_t n) {
-    while (!phase_complete(barriers, n)) {
-      if (shared::consumers_done() || shared::failed()) return false;
-      ptx::nanosleep(kPollNs);
-    }
-    return true;
+  static constexpr int kCount = kLayers * kExchangingProjections;  // exchanges of a pass: those of a layer after those of the one before
+
+  // The first exchange from `i` on that is late; the consumer warps do the others.
+  MONOLANE_DEVICE static int next_late(int i) {
+    MONOLANE_LOOP
+    while (i < kCount && !exchange_at(i).late) i++;
+    return i;
+  }
+  MONOLANE_DEVICE static Exchange exchange_at(int i) { return kExchanges[i % kExchangingProjections][i / kExchangingProjections]; }
+  // The exchange in which the other lanes send what exchange number `i` adds; kNone where it adds nothing.
+  MONOLANE_DEVICE static int awaited(int i) { return exchange_at(i).late > 0 ? i - exchange_at(i).late * kExchangingProjections : kNone; }
+  MONOLANE_DEVICE static uint32_t step_of(const shared::ExchangePass& pass, int i) {
+    return pass.step + kExchangeStages[i % kExchangingProjections] + i / kExchangingProjections * kStagesPerLayer;
   }
 
-  // One exchange of a decode pass: that of the exchanging projection number `projection` of a layer. All of them write the residual stream, so they
-  // have the same rows.
-  MONOLANE_DEVICE bool exchange(const shared::ExchangePass* pass, int layer, int projection) {
-    const Exchange exchange = kExchanges[projection][layer];
-    if (!exchange.late) return true;  // the consumer warps do it
+  // The rows of the residual stream that this worker has. All exchanging projections write it, so they have the same rows.
+  struct OwnRows {
+    int first, count;
+  };
+  MONOLANE_DEVICE static OwnRows own_rows() {
     constexpr int kRows = Projection<kResidualProjection>::kTileRows;
     const Own own = shared::own()[kResidualProjection];
-    const int first = own.first_tile * kRows, count = min(own.tiles * kRows, kHidden - first);
-    const uint32_t step = pass->step + kExchangeStages[projection] + layer * kStagesPerLayer, round = pass->layers + layer;
-    if (exchange.late > 0) {
-      const int slot = exchange_slot(projection, round - exchange.late);
+    const int first = own.first_tile * kRows;
+    return {first, min(own.tiles * kRows, kHidden - first)};
+  }
+
+  // Waits for a phase; false: the request has ended or failed meanwhile. All threads of the warp return the same.
+  MONOLANE_DEVICE static bool await(uint64_t* barriers, uint32_t n) {
+    bool complete;
+    while (!(complete = phase_complete(barriers, n)) && !shared::consumers_done() && !shared::failed()) ptx::nanosleep(kPollNs);
+    return !ptx::any(!complete);
+  }
+
+  // Adds up what has been sent for exchange number `i` of a pass; there may be no such exchange.
+  MONOLANE_DEVICE void receive_sums(const shared::ExchangePass& pass, int i) {
+    if (i >= kCount) return;
+    const int late = exchange_at(i).late;
+    if (late > 0) {
+      const int slot = exchange_slot(i % kExchangingProjections, pass.layers + i / kExchangingProjections - late);
+      const OwnRows rows = own_rows();
       MONOLANE_LOOP
-      for (int i = lane_id(); i < count; i += 32)
-        shared::late_sums(done_)[i] = receive(slot, 0, first + i, step - exchange.late * kStagesPerLayer).sum(0.0f);
+      for (int row = lane_id(); row < rows.count; row += 32)
+        shared::late_sums(received_)[row] = receive(slot, 0, rows.first + row, step_of(pass, i) - late * kStagesPerLayer).sum(0.0f);
     }
     ptx::sync_warp();
-    if (lane_id() == 0) ptx::mbarrier_arrive(shared::sums_arrived() + done_ % 2);
-    if (!await(shared::outputs_made(), done_)) return false;
-    if (exchange.sends)
+    if (lane_id() == 0) ptx::mbarrier_arrive(shared::sums_arrived() + received_ % 2);
+    received_++;
+  }
+
+  // Sends the outputs of exchange number `i` of a pass.
+  MONOLANE_DEVICE bool send_outputs(const shared::ExchangePass& pass, int i) {
+    if (!await(shared::outputs_made(), sent_)) return false;
+    if (exchange_at(i).sends) {
+      const int slot = exchange_slot(i % kExchangingProjections, pass.layers + i / kExchangingProjections);
+      const OwnRows rows = own_rows();
       MONOLANE_LOOP
-      for (int i = lane_id(); i < count; i += 32) send(exchange_slot(projection, round), 0, first + i, shared::outputs(done_)[i], step);
-    done_++;
+      for (int row = lane_id(); row < rows.count; row += 32) send(slot, 0, rows.first + row, shared::outputs(sent_)[row], step_of(pass, i));
+    }
+    sent_++;
     return true;
   }
 
   static constexpr int kPollNs = 100;
-  uint32_t done_ = 0;  // exchanges that this warp has done
+  uint32_t received_ = 0, sent_ = 0;  // exchanges whose sums are there, and those whose outputs have been sent
 };
 
 }  // namespace monolane
