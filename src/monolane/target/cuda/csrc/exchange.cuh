@@ -19,9 +19,12 @@
 //      shared memory;
 //   2. waits for the outputs of its own worker, which the consumer warps have left in shared memory, and sends them.
 //
-// So the sums of a projection are there before its input is. (Where the others send them in step 2 itself, step 1 comes after it.) Sums and outputs have two places each, which are used alternately. The exchange warp
-// overwrites the sums of two projections before when it has seen the outputs of that one, and so has every consumer warp. A consumer warp that has seen
-// the sums of a projection knows that the outputs of two before have been sent, so it may overwrite them.
+// So the sums of a projection are usually there before its input is. The other lanes have sent the parts of a sum in step 2 of an earlier projection, so
+// no lane waits in step 1 for a lane that waits for it.
+//
+// Sums and outputs have two places each, which are used alternately. Sums are overwritten when the outputs of the same projection have been made: then
+// all consumer warps have read them. A consumer warp that sees the sums of a projection may overwrite the outputs of two projections before, which have
+// been sent.
 #pragma once
 #include "handoff.cuh"
 
@@ -97,6 +100,17 @@ MONOLANE_DEVICE Arrivals receive(int slot, int row, int element, uint32_t step) 
   return others;
 }
 
+// The elements of the residual stream that this worker owns. All projections that exchange their outputs write the stream, so they have the same rows.
+struct OwnElements {
+  int first, count;
+};
+MONOLANE_DEVICE OwnElements own_elements() {
+  constexpr int kRows = Projection<kResidualProjection>::kTileRows;
+  const Own own = shared::own()[kResidualProjection];
+  const int first = own.first_tile * kRows;
+  return {first, min(own.tiles * kRows, kHidden - first)};
+}
+
 // --- the exchange warp ---
 
 namespace shared {
@@ -135,11 +149,8 @@ class ExchangeWarp {
       receive_sums(now, i);
       while (i < kCount) {
         const int next = next_late(i + 1);
-        // What the other lanes send in this very exchange, they send when they have received for the next one. Nobody waits for it before that.
-        const bool early = next < kCount && awaited(next) < i;
-        if (early) receive_sums(now, next);
+        receive_sums(now, next);
         if (!send_outputs(now, i)) return;
-        if (!early) receive_sums(now, next);
         i = next;
       }
     }
@@ -147,6 +158,7 @@ class ExchangeWarp {
 
  private:
   static constexpr int kCount = kLayers * kExchangingProjections;  // exchanges of a pass: those of a layer after those of the one before
+  static_assert(!kAnyLate || kExchangingProjections > 1, "what the next exchange adds would be sent in this one, after it");
 
   // The first exchange from `i` on that is late; the consumer warps do the others.
   MONOLANE_DEVICE static int next_late(int i) {
@@ -155,21 +167,8 @@ class ExchangeWarp {
     return i;
   }
   MONOLANE_DEVICE static Exchange exchange_at(int i) { return kExchanges[i % kExchangingProjections][i / kExchangingProjections]; }
-  // The exchange in which the other lanes send what exchange number `i` adds; kNone where it adds nothing.
-  MONOLANE_DEVICE static int awaited(int i) { return exchange_at(i).late > 0 ? i - exchange_at(i).late * kExchangingProjections : kNone; }
   MONOLANE_DEVICE static uint32_t step_of(const shared::ExchangePass& pass, int i) {
     return pass.step + kExchangeStages[i % kExchangingProjections] + i / kExchangingProjections * kStagesPerLayer;
-  }
-
-  // The rows of the residual stream that this worker has. All exchanging projections write it, so they have the same rows.
-  struct OwnRows {
-    int first, count;
-  };
-  MONOLANE_DEVICE static OwnRows own_rows() {
-    constexpr int kRows = Projection<kResidualProjection>::kTileRows;
-    const Own own = shared::own()[kResidualProjection];
-    const int first = own.first_tile * kRows;
-    return {first, min(own.tiles * kRows, kHidden - first)};
   }
 
   // Waits for a phase; false: the request has ended or failed meanwhile. All threads of the warp return the same.
@@ -185,10 +184,10 @@ class ExchangeWarp {
     const int late = exchange_at(i).late;
     if (late > 0) {
       const int slot = exchange_slot(i % kExchangingProjections, pass.layers + i / kExchangingProjections - late);
-      const OwnRows rows = own_rows();
+      const OwnElements own = own_elements();
       MONOLANE_LOOP
-      for (int row = lane_id(); row < rows.count; row += 32)
-        shared::late_sums(received_)[row] = receive(slot, 0, rows.first + row, step_of(pass, i) - late * kStagesPerLayer).sum(0.0f);
+      for (int n = lane_id(); n < own.count; n += 32)
+        shared::late_sums(received_)[n] = receive(slot, 0, own.first + n, step_of(pass, i) - late * kStagesPerLayer).sum(0.0f);
     }
     ptx::sync_warp();
     if (lane_id() == 0) ptx::mbarrier_arrive(shared::sums_arrived() + received_ % 2);
@@ -200,9 +199,9 @@ class ExchangeWarp {
     if (!await(shared::outputs_made(), sent_)) return false;
     if (exchange_at(i).sends) {
       const int slot = exchange_slot(i % kExchangingProjections, pass.layers + i / kExchangingProjections);
-      const OwnRows rows = own_rows();
+      const OwnElements own = own_elements();
       MONOLANE_LOOP
-      for (int row = lane_id(); row < rows.count; row += 32) send(slot, 0, rows.first + row, shared::outputs(sent_)[row], step_of(pass, i));
+      for (int n = lane_id(); n < own.count; n += 32) send(slot, 0, own.first + n, shared::outputs(sent_)[n], step_of(pass, i));
     }
     sent_++;
     return true;

@@ -477,18 +477,18 @@ class Consumer {
   // normalised where the stage has a norm, and publishes what becomes of them and of the same elements of the other lanes.
   template <bool kPrefill>
   MONOLANE_DEVICE void combine_stage(const Pass& now) {
-    constexpr int kStage = kStageCount - 3, kRows = Projection<kResidualProjection>::kTileRows;
+    constexpr int kStage = kStageCount - 3;
     begin<kPrefill>(kStage, now);
     sync_consumers();  // all elements of the residual stream have been stored
-    const Own own = shared::own()[kResidualProjection];
-    const int first = own.first_tile * kRows, owned = min(own.tiles * kRows, kHidden - first), slot = combine_slot(passes_);
+    const OwnElements own = own_elements();
+    const int slot = combine_slot(passes_);
 #pragma unroll 1
     for (int row = kPrefill && !monolane_launch.request.all_logits ? now.rows - 1 : 0; row < now.rows; row++) {
       const float scale = stream_scale<kPrefill>(row);
       mark<kPrefill>(kStage, 1);
 #pragma unroll 1
-      for (int i = thread_id(); i < owned; i += kConsumers) {
-        const int element = first + i;
+      for (int i = thread_id(); i < own.count; i += kConsumers) {
+        const int element = own.first + i;
         float v = shared::residual()[row * kMaxOwnedRows + i];
         if (LaneStream::kNorm != kNone) v *= scale * norm_weights<LaneStream>(0)[element];
         send(slot, row, element, v, step_);
