@@ -239,7 +239,7 @@ class Consumer {
       return scale;
     };
     const auto finish_row = [&](int local, int, float first, float second, float scale) {
-      const RowBias own = local == thread_id() ? bias : decode_bias<P>(tiles, local);
+      const RowBias own = kOneResult<P> || local == thread_id() ? bias : decode_bias<P>(tiles, local);
       const Chosen chosen = decode_choice<P>(tiles, local);
       if constexpr (kExpertsInTurn<P>) local %= tiles.count * kRowsOfTile<P>;
       finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best);
@@ -373,7 +373,7 @@ class Consumer {
     constexpr Output kOutput = P::kOutput;
     constexpr int kGate = kOutput == Output::kGate, kBuffer = P::kWrites;
     const int output_row = tiles.first_row + local;
-    if (output_row >= P::kRows >> kGate) return;
+    if (kHasPadding<P> && output_row >= P::kRows >> kGate) return;
     float v = first + bias.first;
     if constexpr (kGate) {
       float up = second + bias.second;

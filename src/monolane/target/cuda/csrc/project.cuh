@@ -372,18 +372,29 @@ MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
 template <class P>
 constexpr int kRowsOfTile = P::kOutput == Output::kGate ? P::kTileRows / 2 : P::kTileRows;
 
+// Whether no thread has more than one result in a decode pass, and there is one batch.
+template <class P>
+constexpr bool kOneResult = P::kMaxTiles * kRowsOfTile<P> <= kConsumers && P::kMaxTiles <= kDecodeBatch / 2;
+
 // Calls `finish` for every result of a batch: tiles [first, first + count), of which the sums lie in shared memory, and `rows` rows of the pass.
 template <class P, class S, int kInputRows, class Finish>
 MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, Finish finish) {
   constexpr bool kGate = P::kOutput == Output::kGate;
   constexpr int kPerTile = kRowsOfTile<P>;
-#pragma unroll 1
-  for (int i = thread_id(); i < count * kInputRows * kPerTile; i += kConsumers) {
+  const uint32_t results = count * kInputRows * kPerTile;
+  const auto finish_one = [&](uint32_t i) {  // unsigned: divisions are shifts
     const int output_row = i % kPerTile, row = i / kPerTile % kInputRows, tile = i / (kPerTile * kInputRows);
-    if (row >= rows) continue;
+    if (kInputRows > 1 && row >= rows) return;
     const float sum = row_sum<P, S, kInputRows>(tile, kGate ? 2 * output_row : output_row, row);
     const float second = kGate ? row_sum<P, S, kInputRows>(tile, 2 * output_row + 1, row) : 0.0f;
     finish((first + tile) * kPerTile + output_row, row, sum, second, scale);
+  };
+  const uint32_t own = thread_id();
+  if constexpr (kInputRows == 1 && kOneResult<P>) {
+    if (own < results) finish_one(own);
+  } else {
+#pragma unroll 1
+    for (uint32_t i = own; i < results; i += kConsumers) finish_one(i);
   }
 }
 

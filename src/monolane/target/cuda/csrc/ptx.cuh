@@ -301,7 +301,11 @@ MONOLANE_DEVICE int64_t now_ns() {
   return t;
 }
 MONOLANE_DEVICE void nanosleep(int ns) { __nanosleep(ns); }
-MONOLANE_DEVICE float rsqrt(float x) { return rsqrtf(x); }
+MONOLANE_DEVICE float rsqrt(float x) {  // x is 0 or not a denormal number
+  float v;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
+}
 MONOLANE_DEVICE float exp(float x) { return __expf(x); }
 MONOLANE_DEVICE float exp2(float x) {
   float v;

@@ -24,6 +24,10 @@ MONOLANE_DEVICE RowBias bias_of(int layer, int output_row, int expert = 0) {
   return {from[0], kGate ? from[1] : 0.0f};
 }
 
+// Whether the last tile has rows that the matrix does not have.
+template <class P>
+constexpr bool kHasPadding = P::kRows % P::kTileRows != 0;
+
 // How a row of the pass uses a matrix that is not chosen: a shared expert has a weight.
 template <class P>
 MONOLANE_DEVICE Chosen choice_of(int row) {
