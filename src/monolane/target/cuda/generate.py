@@ -7,6 +7,7 @@ from monolane.target import structs
 from monolane.target.cpp import braces
 from monolane.target.cuda import exchange, formats, launch
 from monolane.target.cuda.constants import PAGE_TOKENS, structure_constants
+from monolane.target.cuda.dealing import most_dealt
 from monolane.target.cuda.layers import projection_count
 from monolane.target.cuda.projections import projection_types
 from monolane.target.cuda.shared_memory import max_own_tokens, owned_rows, residual_projection, shared_memory
@@ -56,6 +57,7 @@ def generate(
             "kMaxSplits": launch.max_splits(plan),
             "kFusedSplits": launch.fused_splits(plan),
             "kRouted": launch.routed(program),
+            "kMostDealt": most_dealt(plan),
             "kMostChosen": max(stage.chosen for stage in program.projections),
             "kTraced": int(traced),
             "kStallWorker": stall_worker,

@@ -30,6 +30,7 @@ from monolane.target.cuda.constants import (
     LINE_BYTES,
     PAGE_TOKENS,
 )
+from monolane.target.cuda.dealing import DealtTile
 from monolane.target.cuda.formats import any_low_bit
 
 ALIGNMENT = 256  # bytes, of every buffer
@@ -106,6 +107,7 @@ class TopList(Structure):
 _MODEL = {
     "tapes": "const uint8_t* const",  # [worker of the launch]
     "segments": "const Segment",  # [worker of a lane][projection]
+    "dealt_tiles": "const DealtTile",  # [layer][worker of a lane][tile], where there are experts
     "head_tiles": "const uint8_t* const",  # the address of each tile of a tied head; null where there is a table
     "table": "const uint8_t",  # the embedding, where the head is not tied to it
     "constants": "const float",  # [lane]: norm weights and biases
@@ -191,7 +193,7 @@ def definitions() -> list[str]:
         cpp.enum(WaitReason),
         cpp.enum(Published),
         f"constexpr int kPublishedCount = {len(Published)};",
-        *(line for kind in (Outcome, TokenUse, TopList, Launch) for line in cpp.struct(kind)),
+        *(line for kind in (Outcome, TokenUse, TopList, DealtTile, Launch) for line in cpp.struct(kind)),
     ]
 
 

@@ -14,6 +14,7 @@ from monolane.program.plan import Plan
 from monolane.program.tape import Bytes, Tape
 from monolane.program.tape_store import stream_lanes
 from monolane.progress import Progress
+from monolane.target.cuda.dealing import dealt_tiles, most_dealt
 from monolane.target.cuda.launch import ALIGNMENT, CLEARED, HANDOFFS, TAGGED, Arena, Launch, cache_rows, scratch_sizes
 from monolane.target.cuda.layers import segment_table
 from monolane.target.cuda.pack_processes import packing_of
@@ -42,6 +43,8 @@ class LaunchModel:
             "constants": np.concatenate([tape.constants.values for tape in tapes]),
             "rope_table": rope_table(plan, context),
         }
+        if most_dealt(plan):
+            arrays["dealt_tiles"] = np.frombuffer(dealt_tiles(plan), np.uint8)
         if table is not None:
             arrays["table"] = table
         return cls(

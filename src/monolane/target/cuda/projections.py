@@ -36,6 +36,7 @@ from monolane.target.cuda.constants import (
     WARPGROUP_WARPS,
     WARPGROUPS,
 )
+from monolane.target.cuda.dealing import is_dealt
 from monolane.target.cuda.exchange import any_late, exchanging
 from monolane.target.cuda.formats import any_low_bit, fragment_bytes, type_name
 from monolane.target.cuda.layers import first_of, numbered_stages, places, projection_count, projection_rows, stage_at
@@ -210,22 +211,18 @@ def _alike(one: Project, other: Project) -> bool:
 def _max_tiles(plan: Plan, stage: Project) -> int:
     """The most tiles that one worker has of this projection, in any layer where it has this format."""
     alike = [number for number, other in enumerate(plan.program.projections) if _alike(other, stage)]
-    experts = stage.chosen if stage.matrix.experts > 1 and not input_segments(stage) > 1 else 1  # one after the other
-    return experts * max(tape[number].tiles for tape in plan.segments for number in alike)
+    most = max(tape[number].tiles for tape in plan.segments for number in alike)
+    return max(most, -(-stage.chosen * plan.layout.tiles(stage) // plan.workers)) if is_dealt(stage) else most
 
 
 def chunk_tiles(plan: Plan, stage: Project, slot: int) -> int:
     """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so
-    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot. Of experts,
-    a chunk has all tiles of one of them, if they fit and, where those of chosen experts follow each other, lie in one
-    batch."""
+    that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot. Where each
+    expert has an input of its own, a chunk has all tiles of one of them, if they fit."""
     fitting, most = slot // plan.layout.tile_bytes(stage), _max_tiles(plan, stage)
-    if stage.matrix.experts > 1:
-        in_turn = input_segments(stage) == 1
-        each = most // (stage.chosen if in_turn else 1)
-        together = 1 << max(each - 1, 0).bit_length()
-        whole = most <= DECODE_BATCH if in_turn else _cut(plan, stage, slot)[0] == 1
-        return together if whole and together <= min(fitting, WARPGROUP_WARPS) else 1
+    if input_segments(stage) > 1:
+        together = 1 << max(most - 1, 0).bit_length()
+        return together if _cut(plan, stage, slot)[0] == 1 and together <= min(fitting, WARPGROUP_WARPS) else 1
     return 1 << max(min(fitting, most // WARPGROUPS, DECODE_BATCH), 1).bit_length() - 1
 
 

@@ -22,6 +22,7 @@ from monolane.target.cuda.constants import (
     TABLE_ENTRIES,
     WARPGROUPS,
 )
+from monolane.target.cuda.dealing import most_dealt
 from monolane.target.cuda.formats import any_low_bit
 from monolane.target.cuda.launch import routed
 from monolane.target.cuda.layers import projection_count
@@ -175,15 +176,15 @@ def _exchange_bytes(plan: Plan) -> int:
 
 
 def _routes_bytes(plan: Plan) -> int:
-    """Bytes of the choice of experts: Routes in csrc/route.cuh, which has for each logit 4 bytes, for each expert 4 and
-    a bit, for each row of a pass 6 bytes for every chosen expert and 4 more, and 2 for every chosen expert."""
+    """Bytes of the choice of experts, Routes in csrc/route.cuh. It has for each tile that a worker is dealt 16 bytes,
+    for each logit 4, for each expert 4 and a bit, for each row of a pass 6 bytes for every chosen expert and 4 more,
+    and 2 for every chosen expert."""
     logits = routed(plan.program)
     if not logits:
         return 0
     chosen = max(stage.chosen for stage in plan.program.projections)
-    return _up(
-        4 * logits + 4 * logits + 4 * -(-logits // 32) + PASS_ROWS * (6 * chosen + 4) + 2 * chosen + 16, ALIGNMENT
-    )
+    of_experts = 4 * logits + 4 * logits + 4 * -(-logits // 32)
+    return _up(16 * most_dealt(plan) + of_experts + PASS_ROWS * (6 * chosen + 4) + 2 * chosen + 32, ALIGNMENT)
 
 
 def _prefill(plan: Plan, limit: int, slots: int, slot: int) -> tuple[int, int]:

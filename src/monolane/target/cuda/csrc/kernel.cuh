@@ -181,7 +181,8 @@ class Consumer {
     constexpr bool kHead = P::kIsHead;
     const int s = P::kStage + layer * kStagesPerLayer;
     if (!P::kContinues) begin<kPrefill>(s, now);
-    const Own own = shared::own()[P::kFirst + layer * kProjectionsPerLayer];
+    Own own = shared::own()[P::kFirst + layer * kProjectionsPerLayer];
+    if constexpr (!kPrefill && kIsDealt<P>) own = {dealt<P>().first, dealt<P>().count};
     const StageTiles tiles{s, layer, own.tiles, (own.first_tile * P::kTileRows) >> (P::kOutput == Output::kGate)};
     // Orders this pass's stores to the cache before what this worker publishes next: a worker that sees the latter sees the new keys and values.
     if (kHead) ptx::fence();
@@ -241,10 +242,10 @@ class Consumer {
     const auto finish_row = [&](int local, int, float first, float second, float scale) {
       const RowBias own = kOneResult<P> || local == thread_id() ? bias : decode_bias<P>(tiles, local);
       const Chosen chosen = decode_choice<P>(tiles, local);
-      if constexpr (kExpertsInTurn<P>) local %= tiles.count * kRowsOfTile<P>;
+      if constexpr (kIsDealt<P>) local = DealtRow<P>(tiles, local).row - tiles.first_row;
       finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best);
     };
-    project<false, P, 1, true>(tiles.count * (kExpertsInTurn<P> ? P::kChosen : 1), cursor, shared::x(), 0, 1, prepare, finish_row);
+    project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, finish_row);
     if (late) pass_on_outputs();
   }
 

@@ -429,10 +429,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   const int thread_place = kIntegers ? IntegerInput<typename P::Format, S::kKBlocks>::place(lane_index) : lane_index % 4 * kThreadStep;
   const uint16_t* thread_x = x + thread_place + warp * kInputStep + (kSegments > 1 ? 0 : part * kChunkStep);
   const int team = kTiles > 1 ? warp_id() % kWarpgroupWarps / S::kTileWarps : 0;
-  constexpr bool kByExpert = kTiles > 1 && P::kExperts > 1 && kSegments == 1;  // a chunk has the tiles of one chosen expert
-  static_assert(!kByExpert || kOneBatch, "the tiles of a chosen expert lie in one batch");
-  const int chunk_tiles = kByExpert ? tiles / P::kChosen : kTiles;  // from a chunk to the next
-  const int chunks = kByExpert ? (tiles ? P::kChosen : 0) : divide_up(tiles, kTiles) * S::kChunks;
+  const int chunks = divide_up(tiles, kTiles) * S::kChunks;
   const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : divide_up(tiles, kTiles) * S::kOwnChunks;  // of this warpgroup
   int unloaded = own_chunks;                                                                  // of them, not in registers yet
   constexpr int kUnits = S::kTeamTiles * S::kWarpShares;  // shares of tiles that a warp has of a chunk
@@ -455,7 +452,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   if (!kLoadsFirst) load_first();
   float sums[4][4] = {};
   int first = 0, count = min(kBatch, tiles);             // the first tile of the batch, and how many it has
-  int tile = S::kWholeTiles ? warpgroup * chunk_tiles : 0, chunk = 0;  // first tile of the chunk in the batch; chunk of the tile, counted among those of this warpgroup
+  int tile = S::kWholeTiles ? warpgroup * kTiles : 0, chunk = 0;  // first tile of the chunk in the batch; chunk of the tile, counted among those of this warpgroup
   KeptInputs<S, kInputRows> kept[S::kWarpShares];
   const ThreadOf<S, kIntegers> thread(lane_index);
   const auto inputs = [&] {
@@ -506,7 +503,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     if (kOneBatch && kByChunks && tile >= count) tile = 0, chunk++, keep_inputs();
     // Of several units all but the last are done here. Behind a short chunk its slot holds older tiles: their sums are not stored.
     const auto tile_of = [&](int unit) { return tile + team + unit / S::kWarpShares * S::kTeams; };
-    const auto exists = [&](int at) { return kByExpert ? at < tile + chunk_tiles : at < count; };
+    const auto exists = [&](int at) { return at < count; };
     const auto share_of = [&](int unit) { return warp + unit % S::kWarpShares * S::kTileWarps; };
     if constexpr (kUnits > 1) {
 #pragma unroll
@@ -528,7 +525,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
       const int last = tile_of(kUnits - 1);
       store_sums<S, kInputRows>(Of::at(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
                                           kTiles == 1 || exists(last));
-      tile += S::kWholeTiles ? kWarpgroups * chunk_tiles : kTiles;
+      tile += S::kWholeTiles ? kWarpgroups * kTiles : kTiles;
       if (!kByChunks) chunk = 0;
     }
     if constexpr (kReleasesLate) {

@@ -34,15 +34,23 @@ MONOLANE_DEVICE Chosen choice_of(int row) {
   return {0, 0, P::kExperts == 1 && P::kLogit != kNone ? shared::routes().always[row] : 1.0f};
 }
 
-// Whether the results of one chosen expert follow those of another.
+// Whether the tiles of all chosen experts, one after the other, are dealt out to the workers in a decode pass. Then the first row of a worker counts from
+// the first row of the first of them.
 template <class P>
-constexpr bool kExpertsInTurn = P::kExperts > 1 && P::kSegments == 1;
+constexpr bool kIsDealt = P::kChooses;
 
-// The expert that a result of a decode pass is of, counted from the first of this worker.
+// The expert that a result of a decode pass is of, and its output row there. `local` counts from this worker's first result.
+template <class P>
+struct DealtRow {
+  static constexpr int kRowsEach = kTilesEach<P> * kRowsOfTile<P>;
+  int place, row;
+
+  MONOLANE_DEVICE DealtRow(const StageTiles& tiles, int local) : place((tiles.first_row + local) / kRowsEach), row((tiles.first_row + local) % kRowsEach) {}
+};
 template <class P>
 MONOLANE_DEVICE Chosen decode_choice(const StageTiles& tiles, int local) {
-  if constexpr (!kExpertsInTurn<P>) return choice_of<P>(0);
-  const int place = local / (tiles.count * kRowsOfTile<P>);
+  if constexpr (!kIsDealt<P>) return choice_of<P>(0);
+  const int place = DealtRow<P>(tiles, local).place;
   return {shared::routes().experts[0][place], place, shared::routes().weights[0][place]};
 }
 
@@ -50,11 +58,12 @@ MONOLANE_DEVICE Chosen decode_choice(const StageTiles& tiles, int local) {
 template <class P>
 MONOLANE_DEVICE RowBias decode_bias(const StageTiles& tiles, int local) {
   if constexpr (P::kBias == kNone) return {};
-  if constexpr (kExpertsInTurn<P>) {
-    const int each = tiles.count * kRowsOfTile<P>;
-    return local < P::kChosen * each ? bias_of<P>(tiles.layer, tiles.first_row + local % each, decode_choice<P>(tiles, local).expert) : RowBias();
+  if constexpr (kIsDealt<P>) {
+    if (local >= tiles.count * kRowsOfTile<P>) return {};
+    const DealtRow<P> own(tiles, local);
+    return bias_of<P>(tiles.layer, own.row, shared::routes().experts[0][own.place]);
   }
-  if constexpr (P::kSegments == 1) return bias_of<P>(tiles.layer, tiles.first_row + local);
+  if constexpr (P::kExperts == 1) return bias_of<P>(tiles.layer, tiles.first_row + local);
   RowBias sum;
 #pragma unroll
   for (int i = 0; i < P::kChosen; i++)

@@ -126,7 +126,7 @@ class Producer {
     const int tiles = shared::own()[layer * kProjectionsPerLayer + kIndex].tiles;
     const bool copied = !has_projection<kIndex>(layer) || for_layer<kIndex>(layer, [&](auto projection) {
       using P = decltype(projection);
-      if constexpr (P::kExperts > 1) return copy_experts<P>(tape, tiles);
+      if constexpr (P::kExperts > 1) return copy_experts<P>(tape, tiles, layer);
       return kPrefill ? copy_batches<P>(tape, tiles) : copy_tiles<P>(tape, tiles);
     });
     if (!copied) return false;
@@ -180,12 +180,13 @@ class Producer {
 
   // The tiles of the experts that have been chosen. A worker's tiles of one expert follow those of another.
   template <class P>
-  MONOLANE_DEVICE bool copy_experts(const uint8_t*& tape, int tiles) {
+  MONOLANE_DEVICE bool copy_experts(const uint8_t*& tape, int tiles, int layer) {
     choices_ += P::kChooses;
-    if (!tiles) return true;
     const int64_t stride = static_cast<int64_t>(tiles) * (P::kFragments * P::kFragmentBytes);
     const uint8_t* first = tape;
     tape += P::kExperts * stride;
+    if constexpr (!kPrefill && P::kChooses) return copy_dealt<P>(layer);
+    if (!tiles) return true;
     if (!wait_for_choice()) return false;
     const Routes& routes = shared::routes();
     if constexpr (!kPrefill && P::kSegments > 1) return copy_segments<P>(first, stride, tiles);
@@ -193,6 +194,37 @@ class Producer {
     for (int i = 0; i < count; i++) {
       const uint8_t* from = first + (kPrefill ? routes.used[i] : routes.experts[0][i]) * stride;
       if (!(kPrefill ? copy_batches<P>(from, tiles) : copy_tiles<P>(from, tiles))) return false;
+    }
+    return true;
+  }
+
+  // The tiles that this worker is dealt, of all chosen experts. Where they lie is found before the choice is known, but for the expert.
+  template <class P>
+  MONOLANE_DEVICE bool copy_dealt(int layer) {
+    constexpr int kTiles = P::kChunkTiles, kTileBytes = P::kFragments * P::kFragmentBytes, kChunkBytes = P::kChunkFragments * P::kFragmentBytes;
+    Routes& routes = shared::routes();
+    const Dealt own = dealt<P>();
+    const DealtTile* table = monolane_launch.dealt_tiles + (layer * kLaneWorkers + rank()) * kMostDealt;
+#pragma unroll 4
+    for (int i = 0; i < own.count; i++) {
+      const DealtTile& tile = table[i];
+      routes.dealt[i] = {monolane_launch.tapes[lane_here() * kLaneWorkers + tile.worker] + tile.offset, static_cast<int64_t>(tile.tiles) * kTileBytes};
+    }
+    if (!wait_for_choice()) return false;
+    const auto address = [&](int i) { return routes.dealt[i].first + routes.experts[0][(own.first + i) / kTilesEach<P>] * routes.dealt[i].stride; };
+    int chunk = 0;
+    for (int i = 0; i < own.count; i += kTiles) {
+      if constexpr (kTiles > 1) {
+        const int count = min(kTiles, own.count - i);
+        if (!acquire_slot(in_flight_limit<P>(chunk++))) return false;
+        ptx::mbarrier_arrive_expect(next_.full(), count * kTileBytes);
+        for (int j = 0; j < count; j++) ptx::bulk_copy_evict_first(next_.memory() + j * kTileBytes, address(i + j), kTileBytes, next_.full());
+        advance();
+      } else {
+        const uint8_t* from = address(i);
+        for (int at = 0; at < kTileBytes; at += kChunkBytes)
+          if (!copy_chunk(from + at, min(kChunkBytes, kTileBytes - at), in_flight_limit<P>(chunk++))) return false;
+      }
     }
     return true;
   }

@@ -15,8 +15,27 @@ struct Chosen {
   float weight = 1.0f;
 };
 
+// The tiles of gates that this worker multiplies in a decode pass, of those of all chosen experts, one expert after the other (dealing.py).
+struct Dealt {
+  int first, count;
+};
+template <class P>
+constexpr int kTilesEach = divide_up(P::kRows, P::kTileRows);  // of one expert
+template <class P>
+MONOLANE_DEVICE Dealt dealt() {
+  constexpr int kTotal = P::kChosen * kTilesEach<P>;
+  const int first = kTotal * rank() / kLaneWorkers;
+  return {first, kTotal * (rank() + 1) / kLaneWorkers - first};
+}
+// Where such a tile of the first expert lies, and how far that of the next expert is behind it.
+struct DealtAddress {
+  const uint8_t* first;
+  int64_t stride;
+};
+
 // The choice of one layer. Lists of experts are in the order of their indexes.
 struct Routes {
+  DealtAddress dealt[kMostDealt + 1];        // of the tiles that the producer warp streams next
   float logits[kRouted + 1];                 // of the row whose experts are being chosen
   float weights[kPassRows][kMostChosen];     // [row of the pass]
   float always[kPassRows];                   // the weight of a shared expert
