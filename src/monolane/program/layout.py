@@ -28,14 +28,11 @@ class Layout:
     tile_rows: int
     k_block: int
     halves_residual: bool = False  # matrices that write the residual stream have tiles of half as many rows
-    halves_gates: bool = False  # so have gates
     whole_blocks: bool = False  # low-bit columns are padded to whole fragments, and codes of tables are in order
 
     def rows(self, stage: Project) -> int:
         """Rows of a tile."""
-        halved = (self.halves_residual and stage.output is Output.RESIDUAL) or (
-            self.halves_gates and stage.output is Output.GATE
-        )
+        halved = self.halves_residual and stage.output is Output.RESIDUAL
         return self.tile_rows // 2 if halved else self.tile_rows
 
     def fragment_cols(self, stage: Project) -> int:

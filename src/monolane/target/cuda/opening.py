@@ -137,19 +137,13 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: For
 
 
 def _layout(program: Program, workers: int) -> Layout:
-    """Half tiles only where the largest share of a worker gets smaller, because they double the loads of input: in the
-    residual stream, and in the gates of experts, of which a worker has the same tiles again and again. Low-bit gates
-    of experts were slower in half tiles. Tiles of FP8 are whole, and so are those of an odd number of experts' outputs,
-    which are cut in two."""
+    """Half tiles of what writes the residual stream, where the largest share of a worker gets smaller, because they
+    double the loads of input. Tiles of FP8 are whole, and so are those of an odd number of experts' outputs, which are
+    cut in two."""
     residual = [stage for stage in program.projections if stage.output is Output.RESIDUAL]
-    gates = [stage for stage in program.projections if stage.output is Output.GATE]
-    layout = WHOLE
-    if not any(_is_fp8(stage) or (stage.chosen > 1 and stage.chosen % 2) for stage in residual):
-        layout = _smaller(residual, layout, HALVED, workers)
-    if any(stage.matrix.experts > 1 for stage in gates) and not any(stage.matrix.format.is_low_bit for stage in gates):
-        halved = replace(layout, name=f"{layout.name}-gates", halves_gates=True)
-        layout = _smaller(gates, layout, halved, workers)
-    return layout
+    if any(_is_fp8(stage) or (stage.chosen > 1 and stage.chosen % 2) for stage in residual):
+        return WHOLE
+    return _smaller(residual, WHOLE, HALVED, workers)
 
 
 def _is_fp8(stage: Project) -> bool:
