@@ -245,6 +245,20 @@ def test_a_worker_has_tiles_of_one_matrix_of_a_stage_where_another_would_take_it
     assert most_matrices(matrix_overhead=0) == 2
 
 
+def test_workers_that_attend_own_no_rows_of_the_residual_stream_where_others_own_no_more_for_it() -> None:
+    program = build_program(config(hidden=120, heads=3, head_dim=40))  # 15 tiles
+
+    def owned(workers: int, attending: int) -> list[int]:
+        made = make_plan(program, LAYOUT, workers, attending=attending)
+        check(made)
+        return [tape[1].tiles for tape in made.segments]
+
+    assert owned(workers=9, attending=1) == [0, 2, 2, 2, 2, 2, 2, 2, 1]
+    assert owned(workers=9, attending=0) == [2, 2, 2, 2, 2, 2, 1, 1, 1]
+    assert owned(workers=24, attending=8) == [1] * 15 + [0] * 9  # more are left over than attend
+    assert owned(workers=5, attending=5) == [3] * 5
+
+
 @settings(deadline=None)
 @given(st.integers(1, 20), st.data())
 def test_rows_of_a_matrix_are_found_in_its_parts(size: int, data: st.DataObject) -> None:

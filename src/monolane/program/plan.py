@@ -78,13 +78,18 @@ class Plan:
         raise IndexError(f"stage {stage} has no tile {tile}")
 
 
-def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0, matrix_overhead: int = 0) -> Plan:
+def make_plan(
+    program: Program, layout: Layout, workers: int, run_ahead: int = 0, matrix_overhead: int = 0, attending: int = 0
+) -> Plan:
     """Divide every matrix into runs of tiles, one per worker, so that what workers stream stays equal from stage to
     stage. Of a matrix with experts every worker has the same tiles of each expert, so any choice is as even.
 
     The matrices that write the residual stream are all divided in the same way, so that each row of the stream has one
-    owner for the whole pass. The other matrices level what that leaves uneven: in each of them a worker may get
-    ``run_ahead`` bytes more than an equal share. With 0, no worker gets more than an equal share, rounded up to tiles.
+    owner for the whole pass. The other matrices level what that leaves uneven: in each of them a worker may get one
+    tile more than an equal share, rounded up, where a tile has at most ``run_ahead`` bytes.
+
+    The first ``attending`` workers attend to a short context, and begin the matrix behind attention later than others.
+    If equal shares of the residual stream, rounded up, leave over no more workers than that, they are the first ones.
 
     Where a stage has several matrices, a worker multiplies its tiles of one after those of the other. Each matrix but
     the first takes as long as streaming ``matrix_overhead`` bytes more. Where an uneven division costs less than that,
@@ -99,7 +104,7 @@ def make_plan(program: Program, layout: Layout, workers: int, run_ahead: int = 0
     for index, stage in enumerate(program.projections):
         tiles, tile_bytes = layout.tiles(stage), layout.tile_bytes(stage)
         if stage.output is Output.RESIDUAL:
-            counts = residual_counts.setdefault(tiles, _even(tiles, workers))
+            counts = residual_counts.setdefault(tiles, _residual(tiles, workers, attending))
         elif index in divided:
             counts = divided[index]
         else:
@@ -151,10 +156,16 @@ def _even(tiles: int, workers: int) -> list[int]:
     return [even + (worker < left) for worker in range(workers)]
 
 
+def _residual(tiles: int, workers: int, attending: int) -> list[int]:
+    busy = -(-tiles // -(-tiles // workers))  # workers that equal shares, rounded up, are enough for
+    spared = workers - busy if workers - busy <= attending else 0
+    return [0] * spared + _even(tiles, workers - spared)
+
+
 def _level(tiles: int, loads: list[int], tile_bytes: int, run_ahead: int) -> list[int]:
     """Tiles per worker. Each tile goes to the worker with the shortest tape, of those that may still get one: a worker
-    gets at most an equal share, rounded up, plus ``run_ahead`` bytes."""
-    most = -(-tiles // len(loads)) + run_ahead // tile_bytes
+    gets at most an equal share, rounded up, and one tile more where a tile has at most ``run_ahead`` bytes."""
+    most = -(-tiles // len(loads)) + (tile_bytes <= run_ahead)
     # How long each worker's tape is when it gets its first tile, its second, and so on; ties go to the first worker.
     lengths = np.add.outer(np.array(loads), tile_bytes * np.arange(most))
     owners = np.argsort(lengths, axis=None, kind="stable")[:tiles] // most

@@ -43,7 +43,8 @@ Loaded = TypeVar("Loaded")
 
 WHOLE = replace(LAYOUT, name="rows8-blocks", whole_blocks=True)
 HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
-RUN_AHEAD_BYTES = 16 << 10  # that a worker may stream more than an equal share of a stage, to level the tapes
+SHORT_SPLITS = 2  # of a KV head in a context of some hundred tokens
+RUN_AHEAD_BYTES = 16 << 10  # of a tile that a worker may have beyond an equal share of a stage, to level the tapes
 MATRIX_OVERHEAD_BYTES = (
     48 << 10
 )  # that stream in the time that a second matrix of a stage takes a worker besides its bytes
@@ -126,12 +127,14 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: For
             f"A GPU with {processors} SMs does not run {lanes} lanes.",
             f"Choose at most {min(MAX_LANES, processors)} lanes, or device='cpu'.",
         )
-    most = max(1, min(MAX_SPLITS, workers // Shard(config, lanes).kv_heads))
+    kv_heads = Shard(config, lanes).kv_heads
+    most = max(1, min(MAX_SPLITS, workers // kv_heads))
     formats = lane_formats(formats, Shard(config, lanes)) if lanes > 1 else formats
     page_bytes = 2 * PAGE_TOKENS * config.head_dim * 2  # keys and values in bf16
     splitting = Splitting(max(1, min(SPLIT_PAGES, SPLIT_BYTES // page_bytes)) * PAGE_TOKENS, most)
     program = build_program(config, splitting=splitting, lanes=lanes, formats=formats)
-    plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES, MATRIX_OVERHEAD_BYTES)
+    attending = SHORT_SPLITS * kv_heads
+    plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES, MATRIX_OVERHEAD_BYTES, attending)
     check(plan)
     return plan
 
