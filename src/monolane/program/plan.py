@@ -157,6 +157,7 @@ def _even(tiles: int, workers: int) -> list[int]:
 
 
 def _residual(tiles: int, workers: int, attending: int) -> list[int]:
+    """Tiles per worker of a matrix that writes the residual stream."""
     busy = -(-tiles // -(-tiles // workers))  # workers that equal shares, rounded up, are enough for
     spared = workers - busy if workers - busy <= attending else 0
     return [0] * spared + _even(tiles, workers - spared)

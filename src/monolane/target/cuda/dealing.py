@@ -27,10 +27,14 @@ def is_dealt(stage: Project) -> bool:
     return stage.matrix.experts > 1 and stage.output is Output.GATE
 
 
+def most_dealt_of(plan: Plan, stage: Project) -> int:
+    """The most tiles of one projection that a worker is dealt."""
+    return -(-stage.chosen * plan.layout.tiles(stage) // plan.workers)
+
+
 def most_dealt(plan: Plan) -> int:
-    """The most tiles that one worker is dealt; 0 where there are no experts."""
-    totals = [stage.chosen * plan.layout.tiles(stage) for stage in plan.program.projections if is_dealt(stage)]
-    return max((-(-total // plan.workers) for total in totals), default=0)
+    """The most tiles of any projection that a worker is dealt; 0 where there are no experts."""
+    return max((most_dealt_of(plan, stage) for stage in plan.program.projections if is_dealt(stage)), default=0)
 
 
 def dealt_tiles(plan: Plan) -> bytes:

@@ -43,8 +43,8 @@ Loaded = TypeVar("Loaded")
 
 WHOLE = replace(LAYOUT, name="rows8-blocks", whole_blocks=True)
 HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
-SHORT_SPLITS = 2  # of a KV head in a context of some hundred tokens
-RUN_AHEAD_BYTES = 16 << 10  # of a tile that a worker may have beyond an equal share of a stage, to level the tapes
+SHORT_SPLITS = 2  # splits of a KV head in a context of a few hundred tokens
+RUN_AHEAD_BYTES = 16 << 10  # of the largest tile that a worker may have beyond an equal share of a stage
 MATRIX_OVERHEAD_BYTES = (
     48 << 10
 )  # that stream in the time that a second matrix of a stage takes a worker besides its bytes

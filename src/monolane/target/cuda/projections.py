@@ -36,7 +36,7 @@ from monolane.target.cuda.constants import (
     WARPGROUP_WARPS,
     WARPGROUPS,
 )
-from monolane.target.cuda.dealing import is_dealt
+from monolane.target.cuda.dealing import is_dealt, most_dealt_of
 from monolane.target.cuda.exchange import any_late, exchanging
 from monolane.target.cuda.formats import any_low_bit, fragment_bytes, type_name
 from monolane.target.cuda.layers import first_of, numbered_stages, places, projection_count, projection_rows, stage_at
@@ -209,10 +209,10 @@ def _alike(one: Project, other: Project) -> bool:
 
 
 def _max_tiles(plan: Plan, stage: Project) -> int:
-    """The most tiles that one worker has of this projection, in any layer where it has this format."""
+    """The most tiles of this projection that one worker owns or is dealt, in any layer where it has this format."""
     alike = [number for number, other in enumerate(plan.program.projections) if _alike(other, stage)]
     most = max(tape[number].tiles for tape in plan.segments for number in alike)
-    return max(most, -(-stage.chosen * plan.layout.tiles(stage) // plan.workers)) if is_dealt(stage) else most
+    return max(most, most_dealt_of(plan, stage)) if is_dealt(stage) else most
 
 
 def chunk_tiles(plan: Plan, stage: Project, slot: int) -> int:

@@ -242,7 +242,7 @@ class Consumer {
     const auto finish_row = [&](int local, int, float first, float second, float scale) {
       const RowBias own = kOneResult<P> || local == thread_id() ? bias : decode_bias<P>(tiles, local);
       const Chosen chosen = decode_choice<P>(tiles, local);
-      if constexpr (kIsDealt<P>) local = DealtRow<P>(tiles, local).row - tiles.first_row;
+      if constexpr (kIsDealt<P>) local = DealtRow<P>(tiles, local).row - tiles.first_row;  // finish() adds first_row
       finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best);
     };
     project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, finish_row);

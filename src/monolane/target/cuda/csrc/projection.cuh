@@ -30,7 +30,7 @@ struct InFlightLimits {
 //   kFragments               fragments of a tile
 //   kChunks, kChunkFragments how a tile is cut along k into chunks that fit a slot of the ring
 //   kChunkTiles              tiles of a chunk in a decode pass: several where tiles are small and not cut
-//   kMaxTiles                most tiles that one worker owns
+//   kMaxTiles                most tiles that one worker has in a pass: those that it owns, or is dealt (kChooses)
 //   kAhead                   chunks that a warpgroup holds in registers ahead of their use
 //   kInFlight                its in-flight limits
 //   kOutput                  what happens to a row's sum
@@ -43,10 +43,11 @@ struct InFlightLimits {
 //   kExchange                its place among the projections whose outputs lanes exchange (exchange.cuh), or kNone
 //   kInputAge                how many stages before its own its input was written
 //   kRoutes                  whether its outputs are the logits that experts are chosen by (route.cuh)
-//   kExperts, kChosen        matrices of this shape, and how many of them a row of the pass uses. A worker has the same tiles of each, one expert's
-//                            after the other's on its tape; kMaxTiles counts those of all chosen ones where these follow each other
+//   kExperts, kChosen        matrices of this shape, and how many of them a row of the pass uses. A worker owns the same tiles of each, one expert's
+//                            after the other's on its tape
 //   kLogit, kScoring         the first logit of its experts, or kNone, and what makes weights of logits
-//   kChooses                 whether its experts have to be chosen: those of down are the ones of gate_up
+//   kChooses                 whether its experts have to be chosen: those of down are the ones of gate_up. In a decode pass the tiles of the chosen
+//                            ones are dealt out to the workers (dealing.py)
 //   kSegments                chosen experts where each has an input of its own, one after the other; else 1. kCols and kFragments are those of one
 //   kOutputStride            from the outputs of a chosen expert to those of the next one
 //   kGateSlope, kGateShift   of a gate: (up + shift) * gate * sigmoid(slope * gate)
