@@ -23,13 +23,12 @@ MONOLANE_DEVICE float value_of(uint32_t word) { return ptx::float_of(word & 0xff
 
 MONOLANE_DEVICE uint64_t tagged_float(float v, uint32_t step) { return static_cast<uint64_t>(ptx::bits_of(v)) << 32 | step; }
 
-// Whether all threads of the warp have the words that they poll for, or the launch has failed and they never will (`ended`). For polling loops
-// that shuffles follow: threads that leave such a loop one by one stay diverged and execute the shuffles one by one, which took as long as the
+// Whether all threads of the warp have the words that they poll for, or the launch has failed and they never will. For polling loops that
+// shuffles follow: threads that leave such a loop one by one stay diverged and execute the shuffles one by one, which took as long as the
 // polling itself. Where no shuffles follow, a thread that has its words leaves the loop on its own.
 //
 // The polling loops of attend.cuh and prepare.cuh are written out. As calls of one function template the compiler orders the loads around them in
 // another way, in up to 42 instructions more.
-MONOLANE_DEVICE bool all_ready(bool ready, bool ended) { return !ptx::any(!ready && !ended); }
 MONOLANE_DEVICE bool all_ready(bool ready) { return !ptx::any(!ready && !shared::failed()); }
 
 // A word that may cross launches, and so GPUs, where lanes are apart.
