@@ -53,7 +53,7 @@ def _type(format: Format) -> list[str]:
     is_small = max(values) - min(values) < BYTE_ZERO
     zero = -min(values) if is_small else BYTE_ZERO
     table = bytes(value + zero for value in values)
-    magnitudes = bytes(abs(value) for value in values)
+    looked_up = table if is_small else bytes(abs(value) for value in values)
     negative = int(min(values[8:]) < 0)  # the half of the table whose values are not positive
     assert all(value <= 0 for value in values[8 * negative :][:8])
     assert all(value >= 0 for value in values[8 - 8 * negative :][:8])
@@ -66,7 +66,7 @@ def _type(format: Format) -> list[str]:
         "bool kHasTable": str(codes.table is not None).lower(),
         "bool kHasSmallTable": str(codes.table is not None and is_small).lower(),
         **{f"uint32_t kTable{i}": word for i, word in enumerate(_words(table))},
-        **{f"uint32_t kMagnitudes{i}": word for i, word in enumerate(_words(magnitudes))},
+        **{f"uint32_t kLookup{i}": word for i, word in enumerate(_words(looked_up[:8] + looked_up[:7:-1]))},
         "int kNegativeHalf": negative,
         "Scaling kScaling": f"Scaling::{SCALINGS[scales]}",
         "int kScaleBytes": scales.group_bytes,

@@ -54,7 +54,8 @@ LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
 # The same where weights are integers: fewer bytes have to come in the time of as many hand-offs.
 INTEGER_LIMITS = (16384, 20480, 32768, HIGHEST)
 # Nothing of an expert is copied before it is chosen, so what its gates need comes when no hand-off is near.
-EXPERT_GATES = 65536
+# All workers ask for their first chunks at the same time, though: with few of them in flight the first comes sooner.
+EXPERT_GATES, FIRST_EXPERT_GATES = 65536, 26112
 # Lanes whose exchanges are late are at different stages at the same time. Copies of other lanes are in flight during
 # a hand-off whatever a lane does, so it gains little by holding back its own: limits are this many times higher.
 LATE_LANES = 1.8
@@ -238,8 +239,8 @@ def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int, tiles:
     return max(1, min(MAX_AHEAD, REGISTERS_AHEAD // registers, -(-own // WARPGROUPS)))
 
 
-def _in_flight_limits(program: Program, stage: Project, chunk_bytes: int) -> str:
-    """The members of InFlightLimits (csrc/projection.cuh), in chunks of ``chunk_bytes``.
+def _in_flight_limits(program: Program, stage: Project, chunk_bytes: int, own_chunks: int) -> str:
+    """The members of InFlightLimits (csrc/projection.cuh), in chunks of ``chunk_bytes``. ``own_chunks``: of a worker.
 
     The copies in flight during the hand-off of a stage's input are those of its own first chunks, at most a whole ring.
     """
@@ -251,6 +252,8 @@ def _in_flight_limits(program: Program, stage: Project, chunk_bytes: int) -> str
     if stage.matrix.experts > 1:
         of_experts = -(-(EXPERT_GATES if stage.output is Output.GATE else HIGH) // chunk_bytes)
         steps = (0, of_experts, 0, of_experts, of_experts)
+        if stage.matrix.format.is_integer and stage.output is Output.GATE:
+            steps = (own_chunks // 5, max(1, round(FIRST_EXPERT_GATES / chunk_bytes)), 0, of_experts, of_experts)
     elif stage.output in (Output.GATE, Output.LOGITS):
         steps = ("kSlots / 2", lowest, "kSlots * 5 / 4", low, highest)
     elif isinstance(stage.input, Plain):
@@ -401,7 +404,9 @@ def _specialization(
         "int kChunkTiles": tiles,
         "int kMaxTiles": _max_tiles(plan, stage),
         "int kAhead": _ahead(plan, stage, chunks, chunk_fragments, tiles),
-        "InFlightLimits kInFlight": _in_flight_limits(program, stage, tiles * chunk_fragments * size),
+        "InFlightLimits kInFlight": _in_flight_limits(
+            program, stage, tiles * chunk_fragments * size, -(-_max_tiles(plan, stage) // tiles) * chunks
+        ),
         "Output kOutput": f"Output::{OUTPUTS[stage.output]}",
         "bool kMergesSplits": str(isinstance(stage.input, Merge)).lower(),
         "int kNorm": _offset(norm.weight if norm else None, offsets),

@@ -4,7 +4,9 @@
 //     kBits, kZero               of a code
 //     kInPairs                   whether a word of codes has two groups
 //     kHasTable, kTable0 to 3    whether codes are looked up, and the 16 values of the table, with kZero added, four in a word
-//     kMagnitudes0 to 3          the magnitudes of its values, of which those of half kNegativeHalf, 0 or 1, are negative or 0
+//     kHasSmallTable             whether all of these are less than 128
+//     kLookup0 to 3              the same of codes 0 to 7 and then 15 to 8, if the table is small; else the magnitudes of its values, of which those of half
+//                                kNegativeHalf of the table, 0 or 1, are negative or 0
 //     kScaling                   what its scales are
 //     kScaleBytes, kBlockBytes   bytes of the scales of a row and group, and of a row and super-block
 //     kIsInteger                 whether codes are integers; fp8.cuh multiplies the others
@@ -67,14 +69,14 @@ MONOLANE_DEVICE uint32_t looked_up(uint32_t codes) {
   return ptx::byte_perm(lower, upper, 0x3210u | (codes & 0x8888u) >> 1);
 }
 
-// The magnitudes of those of 8 codes that are in one half of a table, and 0 for the others. In each half all values have the same sign, so a product with the codes is
-// the difference of the products with the magnitudes of both halves; that takes fewer instructions than to select the values.
+// What kLookup has for 8 codes: found[half of the table][first or last four codes], 0 for codes of the other half. Inverted codes select from the upper half: the highest
+// bit of these is clear (see looked_up), and codes 15 to 8 become 0 to 7. ALUs have to look up, so the FMA units do the rest: an inverted code is a difference, and the high
+// half a dot product. While an MMA is issued, for 6 cycles, a scheduler issues nothing else.
 template <class F>
-MONOLANE_DEVICE void magnitudes(uint32_t codes, int half, uint32_t (&found)[2]) {
-  const uint32_t selected = half ? codes ^ 0x88888888u : codes;  // the highest bit of a code is clear if the code is in this half (see looked_up)
-#pragma unroll
-  for (int i = 0; i < 2; i++)
-    found[i] = half ? ptx::byte_perm_signed(F::kMagnitudes2, F::kMagnitudes3, selected >> 16 * i) : ptx::byte_perm_signed(F::kMagnitudes0, F::kMagnitudes1, selected >> 16 * i);
+MONOLANE_DEVICE void look_up_halves(uint32_t codes, uint32_t ones, uint32_t (&found)[2][2]) {
+  const uint32_t last = ptx::high_half(codes);
+  found[0][0] = ptx::byte_perm_signed(F::kLookup0, F::kLookup1, codes), found[0][1] = ptx::byte_perm_signed(F::kLookup0, F::kLookup1, last);
+  found[1][0] = ptx::byte_perm_signed(F::kLookup2, F::kLookup3, ones - codes), found[1][1] = ptx::byte_perm_signed(F::kLookup2, F::kLookup3, ones - last);
 }
 
 // The high bits of the codes of a group: `word` has two bits of every column for each of 4 groups, or one bit of both halves of a group.
@@ -224,13 +226,15 @@ struct IntegerThread {
   int32_t codes_unit;  // pairs: what a code of 1 counts in the sums of its groups: 16 where they are the second ones
   float unit;          // 1 / codes_unit
   uint32_t exponent;   // see Scales
+  uint32_t ones;       // all bits set (see look_up_halves)
 
   MONOLANE_DEVICE explicit IntegerThread(int lane_index)
       : place(ptx::kept(lane_index % 4)),
         second(static_cast<uint32_t>(ptx::kept(-(own_group<kKBlocks>(lane_index) % 2)))),
         codes_unit(own_group<kKBlocks>(lane_index) % 2 ? 16 : 1),
         unit(own_group<kKBlocks>(lane_index) % 2 ? 1.0f / 16.0f : 1.0f),
-        exponent(static_cast<uint32_t>(ptx::kept(0x4b000000))) {}
+        exponent(static_cast<uint32_t>(ptx::kept(0x4b000000))),
+        ones(static_cast<uint32_t>(ptx::kept(-1))) {}
 
   // The sum of this thread's groups: high parts * 128 + low parts, which are in rows 0-7 or in rows 8-15 of C.
   MONOLANE_DEVICE int32_t own_sum(const int32_t (&n)[1][4]) const { return place & 2 ? n[0][2] * 128 + n[0][3] : n[0][0] * 128 + n[0][1]; }
@@ -248,7 +252,7 @@ MONOLANE_DEVICE uint32_t negated_bytes(uint32_t x) { return (0x80808080u - (x & 
 template <class F, int kKBlocks>
 struct IntegerInput {
   uint32_t operand[2][2][2];      // B of each MMA: [s][MMA][first or last 16 columns]
-  uint32_t minus[2][2][2];        // minus the operands, where codes are looked up in a table
+  uint32_t minus[2][2][2];        // minus the operands, where magnitudes are looked up
   float scale[2];                 // of groups own_group() and 4 + own_group()
   int32_t first[2], last[2];      // the sums of their integers, of the first and of the last 16 columns
 
@@ -316,14 +320,19 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
       }
     } else if constexpr (F::kHasTable) {
 #pragma unroll
-      for (int i = 0; i < 2; i++)
+      for (int i = 0; i < 2; i++) {
+        uint32_t upper[2][2], lower[2][2];
+        look_up_halves<F>(word_of(weights.codes[s][0], i), thread.ones, upper);
+        look_up_halves<F>(word_of(weights.codes[s][0], 2 + i), thread.ones, lower);
+        if constexpr (F::kHasSmallTable) {  // one of the halves is 0
+          const uint32_t above[2] = {upper[0][0] + upper[1][0], upper[0][1] + upper[1][1]}, below[2] = {lower[0][0] + lower[1][0], lower[0][1] + lower[1][1]};
+          multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], above, below, x.operand[s][i]);
+        } else {  // in each half all values have the same sign, so a product with the codes is the difference of two with magnitudes
 #pragma unroll
-        for (int half = 0; half < 2; half++) {  // of the table
-          uint32_t upper[2], lower[2];
-          magnitudes<F>(word_of(weights.codes[s][0], i), half, upper);
-          magnitudes<F>(word_of(weights.codes[s][0], 2 + i), half, lower);
-          multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], upper, lower, half == F::kNegativeHalf ? x.minus[s][i] : x.operand[s][i]);
+          for (int half = 0; half < 2; half++)
+            multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], upper[half], lower[half], half == F::kNegativeHalf ? x.minus[s][i] : x.operand[s][i]);
         }
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -336,7 +345,7 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
     // The sum of products with the codes less their zero.
     const auto sum_of = [&](const int32_t (&n)[kKBlocks][4], int32_t sum) {
       const int32_t own = thread.own_sum(n);
-      if constexpr (F::kHasTable) return static_cast<float>(own);
+      if constexpr (F::kHasTable && !F::kHasSmallTable) return static_cast<float>(own);
       if constexpr (!F::kInPairs) return static_cast<float>(own - F::kZero * sum);
       return static_cast<float>(own - F::kZero * thread.codes_unit * sum) * thread.unit;  // multiples of codes_unit: nothing is rounded
     };

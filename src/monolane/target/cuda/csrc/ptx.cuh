@@ -326,6 +326,12 @@ MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
   return v;
 }
+// The high 16 bits. A shift is an instruction of the ALUs; this dot product, with 0 and 1, is one of the FMA units.
+MONOLANE_DEVICE uint32_t high_half(uint32_t v) {
+  uint32_t high;
+  asm("dp2a.lo.u32.u32 %0, %1, 0x100, 0;" : "=r"(high) : "r"(v));
+  return high;
+}
 // Selects 4 of 8 bytes: `a` has bytes 0 to 3 and `b` has bytes 4 to 7. Each hexadecimal digit of `which`, the lowest first, selects one.
 MONOLANE_DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
 // The same, where a digit above 7 selects the sign bit of byte `digit` - 8, eight times.

@@ -401,6 +401,7 @@ MONOLANE_DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t which) {
   for (int i = 0; i < 4; ++i) picked |= static_cast<uint32_t>(all >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
   return picked;
 }
+MONOLANE_DEVICE uint32_t high_half(uint32_t v) { return v >> 16; }
 MONOLANE_DEVICE uint32_t byte_perm_signed(uint32_t a, uint32_t b, uint32_t which) {
   const uint32_t picked = byte_perm(a, b, which);
   uint32_t result = 0;
