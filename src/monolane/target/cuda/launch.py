@@ -277,7 +277,7 @@ def _lane_elements(plan: Plan) -> dict[str, int]:
         "activation_words": words[-1],
         "qkv_words": qkv,
         "routed_words": routed(program),
-        "partial_outputs": row_splits * shape.heads * shape.head_dim,
+        "partial_outputs": row_splits * strides[places["partials"]],
         "split_lses": row_splits * shape.heads * (LINE_BYTES // 8),
         "mailbox": exchange.slots(program) * program.lanes * PASS_ROWS * program.hidden,
         "lane_arrivals": LINE_BYTES // 4,

@@ -13,6 +13,10 @@
 
 namespace monolane {
 
+constexpr int kAttended = AttentionOut::kReads;  // the buffer of the attention output
+
+MONOLANE_DEVICE uint32_t* activation_word(int buffer, int element) { return buffers().activation_words + kWordOffsets[buffer] + word_place(element); }
+
 // Publishes one element of an activation buffer for the stage that follows: a tagged word in a decode pass, a plain bf16 in a prefill pass.
 // `element`: index in the buffer. `row`: row of the prefill pass.
 template <bool kPrefill>
@@ -20,12 +24,12 @@ MONOLANE_DEVICE void publish_activation(int buffer, int element, int row, float 
   if (kPrefill)
     buffers().prefill_activations[kPrefillOffsets[buffer] + row * kBufferStrides[buffer] + element] = static_cast<uint16_t>(bf16_bits(v));
   else
-    ptx::store_relaxed(buffers().activation_words + kWordOffsets[buffer] + element, tagged(v, step));
+    ptx::store_relaxed(activation_word(buffer, element), tagged(v, step));
 }
 
 // Partial output of a split: a 32-bit tagged word for each dimension of each query head. `row`: row of the pass.
-MONOLANE_DEVICE uint32_t* partial_output(int row, int split) {
-  return buffers().partial_outputs + (row * kMaxSplits + split) * kQueryDims;
+MONOLANE_DEVICE uint32_t* partial_output(int row, int split, int element) {
+  return buffers().partial_outputs + (row * kMaxSplits + split) * kBufferStrides[kAttended] + word_place(element);
 }
 // LSE of a split and query head: a 64-bit tagged word. Each has a line of memory of its own: in one line they would all lie in one slice of L2,
 // and all workers poll them at once.
@@ -57,7 +61,6 @@ struct MergeState {
   }
 };
 
-constexpr int kAttended = AttentionOut::kReads;  // the buffer of the attention output
 
 // How a decode pass merges many splits. Every worker merges a share of the elements, kMergeElements at a time (a merge item). kMergeLanes threads
 // of a warp work on a merge item: each loads kLaneSplits splits of it, and shuffles combine the threads. So the loads of all splits are issued
@@ -75,7 +78,7 @@ MONOLANE_DEVICE float over_merge_lanes(float v, Combine combine) {
 
 // Loads the elements of a merge item of one split; returns whether they have the tag of this step.
 MONOLANE_DEVICE bool load_partial(int split, int element, uint32_t step, float (&v)[kMergeElements]) {
-  const uint32_t* from = partial_output(0, split) + element;
+  const uint32_t* from = partial_output(0, split, element);
   if constexpr (kMergeElements == 4) {
     const Word4 words = ptx::load_relaxed(reinterpret_cast<const Word4*>(from));
     v[0] = value_of(words.x), v[1] = value_of(words.y), v[2] = value_of(words.z), v[3] = value_of(words.w);
@@ -125,7 +128,7 @@ MONOLANE_DEVICE void merge_decode(int splits, uint32_t step) {
 #pragma unroll
     for (int e = 0; e < kMergeElements; e++) total[e] = over_merge_lanes(total[e], add) * scale;
     if (merge_lane || i >= kEach || item >= kItems) continue;
-    uint32_t* to = buffers().activation_words + kWordOffsets[kAttended] + element;
+    uint32_t* to = activation_word(kAttended, element);
     if constexpr (kMergeElements == 4)
       ptx::store_relaxed(reinterpret_cast<Word4*>(to),
                          Word4{tagged(total[0], step), tagged(total[1], step), tagged(total[2], step), tagged(total[3], step)});
@@ -145,7 +148,7 @@ MONOLANE_DEVICE void await_partials(int row, int first, int splits, int element,
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
       if (first + i >= splits) continue;
-      words[i] = ptx::load_relaxed(partial_output(row, first + i) + element);
+      words[i] = ptx::load_relaxed(partial_output(row, first + i, element));
       split_lses[i] = ptx::load_relaxed(split_lse(row, first + i, element / kHeadDim));
     }
 #pragma unroll
@@ -191,14 +194,14 @@ MONOLANE_DEVICE void publish_partial(int row, int split, int splits, int head, i
       if (d + j < kHeadDim) publish_activation<true>(kAttended, element + j, row, v[j], step);
     return;
   }
-  uint32_t* to = splits == 1 ? buffers().activation_words + kWordOffsets[kAttended] + element : partial_output(row, split) + element;
+  const auto place = [&](int e) { return splits == 1 ? activation_word(kAttended, e) : partial_output(row, split, e); };
   if constexpr (kHeadDim % 4 == 0) {
     if (d < kHeadDim)
-      ptx::store_relaxed(reinterpret_cast<Word4*>(to), Word4{tagged(v[0], step), tagged(v[1], step), tagged(v[2], step), tagged(v[3], step)});
+      ptx::store_relaxed(reinterpret_cast<Word4*>(place(element)), Word4{tagged(v[0], step), tagged(v[1], step), tagged(v[2], step), tagged(v[3], step)});
   } else {
 #pragma unroll
     for (int j = 0; j < 4; j++)
-      if (d + j < kHeadDim) ptx::store_relaxed(to + j, tagged(v[j], step));
+      if (d + j < kHeadDim) ptx::store_relaxed(place(element + j), tagged(v[j], step));
   }
 }
 
@@ -419,7 +422,7 @@ MONOLANE_DEVICE float prepare_splits(int splits, uint32_t step) {
         for (int i = 0; i < kFusedSplits; i++) {
           const int k = base + Own::offset(j);
           if (i >= splits || k >= kQueryDims) continue;
-          words[j][i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(partial_output(0, i) + k));
+          words[j][i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(partial_output(0, i, k)));
           split_lses[j][i] = ptx::load_relaxed(split_lse(0, i, k / kHeadDim));
         }
 #pragma unroll

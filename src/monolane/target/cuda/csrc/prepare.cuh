@@ -199,13 +199,14 @@ constexpr int kPaddedCols = round_up(P::kCols, greater(P::kFragmentCols, kAnyLow
 
 // Which columns a thread prepares: fours of consecutive columns. Those of neighbouring threads follow each other; where the input becomes integers, a
 // thread has pairs of fours, so that the largest value of a group is found with fewer shuffles. first(thread) is the column of a thread's first four, and
-// offset(j) the distance of its j-th.
+// offset(j) the distance of its j-th; word_offset(j) is that of their tagged words (word_place).
 template <To kTo, int kThreadCount>
 struct Fours {
   static constexpr int kTogether = kTo == To::kIntegers ? 2 : 1, kStride = kThreadCount * kTogether * 4;
 
   MONOLANE_DEVICE static int first(int thread) { return thread * kTogether * 4; }
   static constexpr int offset(int j) { return j / kTogether * kStride + j % kTogether * 4; }
+  static constexpr int word_offset(int j) { return j / kTogether * kStride + j % kTogether * kSecondHalf; }
 };
 
 // Prepares columns [0, kCols), and zeros up to kPaddedCols, with kThreadCount threads, of which this one is `thread`, kBurst fours at a time.
@@ -285,6 +286,7 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   // Of a column among those of all segments: its place in its own segment, or kCols behind the last segment.
   const auto column_of = [](int k) { return kSegments == 1 ? k : k < kSegments * kPaddedCols<P> ? k % kPaddedCols<P> : kCols; };
   const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
+  const int own = Own::first(thread_id()), own_place = word_place(own);
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
   // Where some threads have no columns, a branch around their loads takes longer than loads of words that they do not need. Without it, and with the question
   // whether the launch has failed asked while words are on their way, a token of small models takes 2 to 4% less; with inputs in integers it takes more.
@@ -298,15 +300,15 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
       uint32_t wrong = 0;
 #pragma unroll
       for (int j = 0; j < kBurst; j++) {
-        const int k = base + Own::offset(j), column = column_of(k);
+        const int k = base + Own::offset(j), column = column_of(k), place = own_place + (base - own) + Own::word_offset(j);
         four[j] = {blank, blank, blank, blank};
         if (kNoBranches) {
-          four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + (column < kCols ? k : 0)));
+          four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + (column < kCols ? place : 0)));
         } else if (column < kCols) {  // buffers are padded to whole fragments
           if constexpr (P::kOrder == kNone)
-            four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + k));
+            four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + place));
           else
-            four[j] = gather(from[j], [&](uint32_t i) { return ptx::load_relaxed(words + i); });
+            four[j] = gather(from[j], [&](uint32_t i) { return ptx::load_relaxed(words + word_place(static_cast<int>(i))); });
         }
         if (kCols % 4 && column + 4 > kCols) {
           if (column + 1 >= kCols) four[j].y = blank;
