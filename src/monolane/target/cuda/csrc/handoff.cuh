@@ -27,8 +27,7 @@ MONOLANE_DEVICE float value_of(uint32_t word) { return ptx::float_of(word & 0xff
 constexpr int kPlacedCols = 256, kSecondHalf = kPlacedCols / 2;  // from the first half of a thread to the second
 MONOLANE_DEVICE int word_place(int element) {
   if (!kAnyLowBit) return element;
-  const int among = element & (kPlacedCols - 1);
-  return element - among + (among & 4 ? kSecondHalf : 0) + among / 8 * 4 + among % 4;
+  return (element & ~(kPlacedCols - 1)) | (element & 4) << 5 | (element & 0xf8) >> 1 | (element & 3);
 }
 
 MONOLANE_DEVICE uint64_t tagged_float(float v, uint32_t step) { return static_cast<uint64_t>(ptx::bits_of(v)) << 32 | step; }
