@@ -1,5 +1,5 @@
 // What instructions of the low-bit loops take on one scheduler of an H200, alone and beside each other: cycles of the scheduler for one group of instructions, with 1, 2 and 4
-// warps on it. Seen: an MMA of 8-bit integers takes 6.1 cycles, and nothing else is issued in them, neither by the ALUs nor by the FMA units: with 8 permutations, 6 + 8 * 2 = 22.
+// warps on it. Seen: an MMA of 8-bit integers takes 6.1 cycles, in which nothing is issued to the ALUs nor to the FMA units: with 8 permutations, 6 + 8 * 2 = 22.
 //
 //     nvcc -O3 -std=c++17 -arch=sm_90a issue_probe.cu -o issue_probe && ./issue_probe
 #include <cuda_runtime.h>

@@ -56,7 +56,7 @@ INTEGER_LIMITS = (16384, 20480, 32768, HIGHEST)
 # Nothing of an expert is copied before it is chosen, so what its gates need comes when no hand-off is near.
 # All workers ask for their first chunks at the same time, though: with few of them in flight, for a fifth of all that a
 # worker has, the first comes sooner.
-EXPERT_GATES, FIRST_EXPERT_GATES, FIRST_EXPERT_CHUNKS = 65536, 26112, 1 / 5
+EXPERT_GATES, FIRST_EXPERT_GATES, FIRST_EXPERT_CHUNKS = 65536, 24576, 1 / 5
 # Lanes whose exchanges are late are at different stages at the same time. Copies of other lanes are in flight during
 # a hand-off whatever a lane does, so it gains little by holding back its own: limits are this many times higher.
 LATE_LANES = 1.8

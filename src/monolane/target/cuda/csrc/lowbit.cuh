@@ -71,7 +71,7 @@ MONOLANE_DEVICE uint32_t looked_up(uint32_t codes) {
 
 // What kLookup has for 8 codes: found[half of the table][first or last four codes], 0 for codes of the other half. Inverted codes select from the upper half: the highest
 // bit of these is clear (see looked_up), and codes 15 to 8 become 0 to 7. ALUs have to look up, so the FMA units do the rest: an inverted code is a difference, and the high
-// half a dot product. While an MMA is issued, for 6 cycles, a scheduler issues nothing else.
+// half a dot product. A second MMA would take longer than the sum of both halves: for its 6 cycles neither ALUs nor FMA units get anything.
 template <class F>
 MONOLANE_DEVICE void look_up_halves(uint32_t codes, uint32_t ones, uint32_t (&found)[2][2]) {
   const uint32_t last = ptx::high_half(codes);
