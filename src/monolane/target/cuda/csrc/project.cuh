@@ -60,6 +60,9 @@ struct WarpgroupShare {
   static_assert(P::kTileRows * kKBlocks == kMmaCols, "a fragment fills all columns of B");
   static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
   static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a share
+  // By how many warps the second warpgroup is turned against the first. The warps of a scheduler are those with the same number in both. Where the fragments of a tile cannot be
+  // dealt out evenly, those with more of them should not be on the same schedulers.
+  static constexpr int kTurn = kChunkFragments % kWarpgroupWarps == 0 ? 0 : kTileWarps == 2 ? 1 : 2;
   static constexpr bool kEqualChunks = kSegmentChunks * kChunkFragments == kFragments;
   using Fragment = FragmentOf<P>;
   using Weights = typename Fragment::Type[kTeamTiles * kWarpShares][kWarpFragments];  // of a chunk, in a warp's registers
@@ -425,10 +428,11 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   // in integers (1 row), else a part of every group.
   constexpr int kInputStep = kIntegers ? S::kKBlocks * kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
   constexpr int kThreadStep = kLowBit && !kStaged ? 4 : 8;
-  const int lane_index = kLowBit ? ptx::kept(lane_id()) : lane_id(), warp = warp_id() % S::kTileWarps, warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
+  const int lane_index = kLowBit ? ptx::kept(lane_id()) : lane_id(), warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
+  const int turned = (warp_id() + warp_id() / kWarpgroupWarps * S::kTurn) % kWarpgroupWarps;
+  const int team = kTiles > 1 ? turned / S::kTileWarps : 0, warp = turned % S::kTileWarps;
   const int thread_place = kIntegers ? IntegerInput<typename P::Format, S::kKBlocks>::place(lane_index) : lane_index % 4 * kThreadStep;
   const uint16_t* thread_x = x + thread_place + warp * kInputStep + (kSegments > 1 ? 0 : part * kChunkStep);
-  const int team = kTiles > 1 ? warp_id() % kWarpgroupWarps / S::kTileWarps : 0;
   const int chunks = divide_up(tiles, kTiles) * S::kChunks;
   const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : divide_up(tiles, kTiles) * S::kOwnChunks;  // of this warpgroup
   int unloaded = own_chunks;                                                                  // of them, not in registers yet
@@ -484,10 +488,11 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   // over another copy of end_batch() waits for instructions that are not in the instruction cache.
   //
   // kReleasesLate: a slot is released when its chunk has been multiplied and the sums are stored. These depend on all loads from the slot, so that nothing
-  // else has to wait for them. The first chunk has been released before.
+  // else has to wait for them. The first chunk has been released before: `releases` is set from the second one on, in the thread that releases `held`.
   constexpr bool kReleasesLate = kLowBit && kInputRows == 1;
   static_assert(!kReleasesLate || kAhead == 1, "the chunk in registers is the one in the slot");
-  bool held = false;
+  bool releases = false;
+  uint64_t* held = cursor.place.empty();
   int steps_left = own_chunks;
   const auto step = [&](Weights& weights) {
     if (kOneBatch && !kReleasesLate && !steps_left--) return false;
@@ -529,10 +534,13 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
       if (!kByChunks) chunk = 0;
     }
     if constexpr (kReleasesLate) {
-      if (held) cursor.release_multiplied(lane_index == 0);
+      ptx::sync_warp();
+      if (releases) ptx::mbarrier_arrive(held);
       if (!unloaded) return false;
-      held = true, unloaded--;
+      unloaded--;
+      held = cursor.place.empty(), releases = lane_index == 0;
       cursor.template load_chunk<S>(weights, team, warp, lane_index);
+      cursor.place.advance(kWarpgroups);
     }
     return true;
   };

@@ -380,12 +380,6 @@ struct Cursor {
     if (lane_id() == 0) ptx::mbarrier_arrive(place.empty() + (loaded & monolane_launch.zero));
     place.advance(kWarpgroups);
   }
-  // The same for a chunk whose sums have been stored: they depend on all loads.
-  MONOLANE_DEVICE void release_multiplied(bool first_thread) {
-    ptx::sync_warp();
-    if (first_thread) ptx::mbarrier_arrive(place.empty());
-    place.advance(kWarpgroups);
-  }
 
   // How many of the next `count` chunks, which go to the warpgroups alternately, are this warpgroup's.
   MONOLANE_DEVICE int own_chunks(int count) const { return divide_up(count - order, kWarpgroups); }
