@@ -186,19 +186,20 @@ def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
             f"experts needs more than {plan.layout.fragment_cols(stage)} columns.",
             "Use device='cpu'.",
         )
-    return cut(_fragments(plan, stage), slot // fragment_bytes(stage.matrix.format), least)
+    size, is_low_bit = fragment_bytes(stage.matrix.format), stage.matrix.format.is_low_bit
+    return cut(_fragments(plan, stage), slot // size, least, rounds_up=not is_low_bit)
 
 
-def cut(units: int, slot: int, least: int = 1) -> tuple[int, int]:
+def cut(units: int, slot: int, least: int = 1, rounds_up: bool = True) -> tuple[int, int]:
     """How a tile of ``units`` fragments is cut into chunks that fit a slot of ``slot`` fragments: (number of chunks,
     fragments of a chunk). The number is 1 or a multiple of the number of warpgroups, as small as possible. Chunks are
-    as equal as possible, and rounded up to a multiple of WARPGROUP_WARPS where that leaves their number as it is.
+    as equal as possible and, with ``rounds_up``, multiples of WARPGROUP_WARPS where that leaves their number as it is.
     There are at least ``least`` chunks."""
     chunks = least
     while True:
         equal = -(-units // chunks)
         whole = min(units, -(-equal // WARPGROUP_WARPS) * WARPGROUP_WARPS)
-        for size in (whole, equal):
+        for size in (whole, equal) if rounds_up else (equal,):
             if size <= slot and -(-units // size) == chunks:
                 return chunks, size
         chunks += WARPGROUPS if chunks > 1 else WARPGROUPS - 1
