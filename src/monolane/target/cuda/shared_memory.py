@@ -184,7 +184,7 @@ def _routes_bytes(plan: Plan) -> int:
         return 0
     chosen = max(stage.chosen for stage in plan.program.projections)
     of_experts = 4 * logits + 4 * logits + 4 * -(-logits // 32)
-    return _up(16 * most_dealt(plan) + of_experts + PASS_ROWS * (6 * chosen + 4) + 2 * chosen + 32, ALIGNMENT)
+    return _up(16 * most_dealt(plan) + of_experts + PASS_ROWS * (6 * chosen + 4) + 2 * chosen + 48, ALIGNMENT)
 
 
 def _prefill(plan: Plan, limit: int, slots: int, slot: int) -> tuple[int, int]:

@@ -348,6 +348,12 @@ MONOLANE_DEVICE uint32_t multiply_bf16_pairs(uint32_t a, uint32_t b) {
 }
 MONOLANE_DEVICE uint64_t umul64hi(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 // Rounds to nearest even; NaN becomes 0.
+// 0 if a <= b, else 1, also where one of them is not a number.
+MONOLANE_DEVICE float not_at_most(float a, float b) {
+  float v;
+  asm("set.gtu.f32.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
+  return v;
+}
 // The larger of two magnitudes, or NaN where one of them is.
 MONOLANE_DEVICE float larger_magnitude(float a, float b) {
   float v;

@@ -36,7 +36,7 @@ struct DealtAddress {
 // The choice of one layer. Lists of experts are in the order of their indexes.
 struct Routes {
   DealtAddress dealt[kMostDealt + 1];        // of the tiles that the producer warp streams next
-  float logits[kRouted + 1];                 // of the row whose experts are being chosen
+  alignas(16) float logits[kRouted + 1];     // of the row whose experts are being chosen
   float weights[kPassRows][kMostChosen];     // [row of the pass]
   float always[kPassRows];                   // the weight of a shared expert
   uint32_t marks[divide_up(kRouted, 32) + 1];  // a bit for each expert
@@ -80,16 +80,25 @@ MONOLANE_DEVICE int marked_before(int expert) {
   return before;
 }
 
+// The largest number below x. Below minus infinity, and for what is not a number: not a number.
+MONOLANE_DEVICE float next_below(float x) {
+  const uint32_t bits = ptx::bits_of(x), of_negative = x == -kInfinity ? 0x7fc00000u : bits + 1;
+  return ptx::float_of(x > 0.0f ? bits - 1 : x < 0.0f ? of_negative : x == 0.0f ? 0x80000001u : bits);
+}
+
 // Chooses the experts of one row. `logit(i)`: loads a logit. All consumer threads call it. `chosen()` is called by the first warp when the experts are
 // known, before their weights are.
 //
 // The rank of an expert is the number of experts that would be chosen rather than it: those with a higher logit, and with the same one and a lower
-// index. kScanners neighbouring threads count for one expert. One whose logit is not a number has a rank behind all others, and takes one from each.
+// index. kScanners neighbouring threads count for one expert, four logits at a time. Up to its own four they count what is not below its logit, behind them what is
+// above it. Then those of its own four that are equal and not before it have been counted, too, and itself: the first scanner takes them off again. An expert whose
+// logit is not a number has a rank behind all others, and takes one from each.
 template <class P, class Logit, class Chosen>
 MONOLANE_DEVICE void choose_for_row(int row, Logit logit, Chosen chosen) {
   constexpr int kCount = P::kExperts, kChosen = P::kChosen;
   // As many as there are threads for: a power of two.
-  constexpr int kScanners = lesser(32, power_of_two_from(divide_up(kConsumers + kCount, 2 * kCount)));
+  constexpr int kScanners = lesser(32, power_of_two_from(divide_up(kConsumers + kCount, 2 * kCount))), kFour = 4;
+  constexpr bool kWholeFours = kCount % kFour == 0 && P::kLogit % kFour == 0;
   Routes& routes = shared::routes();
   for (int i = thread_id(); i < kRouted; i += kConsumers) routes.logits[i] = logit(i);
   for (int i = thread_id(); i < kChosen; i += kConsumers) routes.experts[row][i] = routes.ranked[i] = 0;  // stays so where logits are not numbers
@@ -100,9 +109,29 @@ MONOLANE_DEVICE void choose_for_row(int row, Logit logit, Chosen chosen) {
   for (int first = 0; first < kCount; first += kConsumers / kScanners) {
     const int expert = first + thread_id() / kScanners;
     const float own = logits[min(expert, kCount - 1)];
-    int rank = 0;
-#pragma unroll 8
-    for (int i = scanner; i < kCount; i += kScanners) rank += !(logits[i] <= own) || (logits[i] == own && i < expert);
+    const float below = next_below(own);
+    float before = 0.0f;
+#pragma unroll 4
+    for (int first = kFour * scanner; first < kCount; first += kFour * kScanners) {
+      const float limit = first <= expert ? below : own;
+      const auto above = [&](float other) { return ptx::not_at_most(other, limit); };
+      if constexpr (kWholeFours) {
+        const Word4 four = *reinterpret_cast<const Word4*>(logits + first);
+        before += (above(ptx::float_of(four.x)) + above(ptx::float_of(four.y))) + (above(ptx::float_of(four.z)) + above(ptx::float_of(four.w)));
+      } else {
+#pragma unroll
+        for (int i = 0; i < kFour; i++)
+          if (first + i < kCount) before += above(logits[first + i]);
+      }
+    }
+    int rank = static_cast<int>(before);
+    if (scanner == 0) {
+#pragma unroll
+      for (int i = 0; i < kFour; i++) {
+        const int other = expert / kFour * kFour + i;
+        rank -= other >= expert && other < kCount && logits[other] == own;
+      }
+    }
 #pragma unroll
     for (int mask = 1; mask < kScanners; mask *= 2) rank += static_cast<int>(ptx::shuffle_xor(static_cast<uint32_t>(rank), mask));
     if (scanner == 0 && expert < kCount && rank < kChosen) routes.ranked[rank] = static_cast<uint16_t>(expert);

@@ -419,10 +419,11 @@ MONOLANE_DEVICE uint32_t multiply_bf16_pairs(uint32_t a, uint32_t b) {
 MONOLANE_DEVICE uint64_t umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
-// Rounds to nearest even. Numbers beyond the range are clamped and NaN becomes 0, as on the GPU.
+MONOLANE_DEVICE float not_at_most(float a, float b) { return a <= b ? 0.0f : 1.0f; }
 MONOLANE_DEVICE float larger_magnitude(float a, float b) {
   return std::isnan(a) || std::isnan(b) ? NAN : std::max(std::fabs(a), std::fabs(b));
 }
+// Rounds to nearest even. Numbers beyond the range are clamped and NaN becomes 0, as on the GPU.
 MONOLANE_DEVICE int32_t round_to_integer(float x) {
   if (x >= 0x1p31f) return std::numeric_limits<int32_t>::max();
   if (x < -0x1p31f) return std::numeric_limits<int32_t>::min();
