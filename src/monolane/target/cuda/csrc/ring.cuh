@@ -6,7 +6,7 @@
 // Each slot has two mbarriers: `full` completes a phase when a chunk has landed, `empty` when the 4 warps of a warpgroup have loaded it
 // into registers. Prefill and decode passes have separate mbarriers, because a prefill pass has fewer slots (its input lies in the others);
 // between the two the ring is empty. A tile is cut along k into chunks that fit a slot, as equal in size as whole fragments for all 4 warps
-// allow.
+// allow or, of low-bit weights, as whole fragments do.
 #pragma once
 #include "cache.cuh"
 #include "lowbit.cuh"
