@@ -186,8 +186,8 @@ def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
             f"experts needs more than {plan.layout.fragment_cols(stage)} columns.",
             "Use device='cpu'.",
         )
-    # Products with low-bit weights are long. Where chunks are equal, only the last fragment of a warp is in doubt, and the
-    # compiler mixes the instructions of the others.
+    # Products with low-bit weights are long. Where chunks are equal, only the last fragment of a warp is in doubt, and
+    # the compiler mixes the instructions of the others.
     size, is_low_bit = fragment_bytes(stage.matrix.format), stage.matrix.format.is_low_bit
     return cut(_fragments(plan, stage), slot // size, least, rounds_up=not is_low_bit)
 
