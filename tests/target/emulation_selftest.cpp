@@ -164,7 +164,7 @@ void run_mma() {
 struct IntegerProduct {
   const int8_t *a, *b;  // A[16][32], B[8][32] (column after column)
   const int32_t* c;     // C[16][8]
-  int32_t *result, *halves;
+  int32_t *result, *halves, *of_signed;
 };
 
 MONOLANE_KERNEL void integer_product(MONOLANE_PARAMETER IntegerProduct job) {
@@ -174,31 +174,40 @@ MONOLANE_KERNEL void integer_product(MONOLANE_PARAMETER IntegerProduct job) {
     for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(static_cast<uint8_t>(p[i])) << 8 * i;
     return word;
   };
-  int32_t c[4], halves[4];
-  for (int i = 0; i < 4; ++i) c[i] = halves[i] = job.c[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
+  int32_t c[4], halves[4], of_signed[4];
+  for (int i = 0; i < 4; ++i) c[i] = halves[i] = of_signed[i] = job.c[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
   const int8_t* a = job.a + g * 32 + 4 * t;
   const int8_t* b = job.b + g * 32 + 4 * t;
   mma(c, four(a), four(a + 8 * 32), four(a + 16), four(a + 8 * 32 + 16), four(b), four(b + 16));
   mma(halves, four(a), four(a + 8 * 32), four(b));
   mma(halves, four(a + 16), four(a + 8 * 32 + 16), four(b + 16));
-  for (int i = 0; i < 4; ++i) job.result[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i], job.halves[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = halves[i];
+  mma_signed(of_signed, four(a), four(a + 8 * 32), four(b));
+  mma_signed(of_signed, four(a + 16), four(a + 8 * 32 + 16), four(b + 16));
+  for (int i = 0; i < 4; ++i) {
+    const int at = (g + i / 2 * 8) * 8 + 2 * t + i % 2;
+    job.result[at] = c[i], job.halves[at] = halves[i], job.of_signed[at] = of_signed[i];
+  }
 }
 
 void run_integer_mma() {
   std::mt19937 random(7);
   std::uniform_int_distribution<int> any_byte(-128, 127);
   int8_t a[16 * 32], b[8 * 32];
-  int32_t c[16 * 8], result[16 * 8], halves[16 * 8];
+  int32_t c[16 * 8], result[16 * 8], halves[16 * 8], of_signed[16 * 8];
   for (auto& x : a) x = static_cast<int8_t>(any_byte(random));
   for (auto& x : b) x = static_cast<int8_t>(any_byte(random));
   for (auto& x : c) x = any_byte(random) << 16;
-  emulate::launch(integer_product, IntegerProduct{a, b, c, result, halves}, 1, 32, 0);
+  emulate::launch(integer_product, IntegerProduct{a, b, c, result, halves, of_signed}, 1, 32, 0);
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 8; ++column) {
-      double sum = c[row * 8 + column];
-      for (int k = 0; k < 32; ++k) sum += static_cast<uint8_t>(a[row * 32 + k]) * b[column * 32 + k];
+      double sum = c[row * 8 + column], signed_sum = sum;
+      for (int k = 0; k < 32; ++k) {
+        sum += static_cast<uint8_t>(a[row * 32 + k]) * b[column * 32 + k];
+        signed_sum += a[row * 32 + k] * b[column * 32 + k];
+      }
       expect("mma of integers", result[row * 8 + column], sum);
       expect("mma of integers with 16 k", halves[row * 8 + column], sum);
+      expect("mma of signed integers", of_signed[row * 8 + column], signed_sum);
     }
 }
 

@@ -16,7 +16,10 @@ Where tiles are ``for_gpu``, 4-bit codes lie in another order. Those that are lo
 word in order, 4c to 4c + 3 and then 16 + 4c to 19 + 4c: an instruction looks up four of them that lie side by side. Of
 the others, a word has two groups, 2i in the low 4 bits of a byte and 2i + 1 above. Of the four words of 4 groups, two
 have columns 4c to 4c + 3 of both pairs, and two have columns 16 + 4c to 19 + 4c: a thread's A operand, in the order of
-its registers (csrc/lowbit.cuh of the CUDA target says more).
+its registers (csrc/lowbit.cuh of the CUDA target says more). 6-bit codes of four groups, less their zero, lie in three words
+each for columns 4c to 4c + 3 and for columns 16 + 4c to 19 + 4c: word i has those of group i in the upper bits of its
+bytes, and bits 2i and 2i + 1 of group 3 below. Four of the six words are those of ``codes``, two those of ``high``. To
+signed scales of 16 columns 128 is added: bytes become numbers in fewer instructions so.
 
 Half tiles have half the rows, and an even number of super-blocks. Two neighbours lie as one of a whole tile does, the
 first as its first rows, the second as its last.
@@ -28,6 +31,7 @@ others but ``high``.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -129,8 +133,18 @@ _IN_ORDER = ("<u4", ((4, 0x00F000F0), (8, 0x0000FF00)))
 _IN_PAIRS = ("<u8", ((28, 0xF0F0F0F0),))
 
 
+_LOW, _ALL = np.uint32(0x0F0F0F0F), np.uint32(0x3F3F3F3F)  # 4 and 6 bits of every byte
+_SIGN = np.uint32(0x20202020)  # of a 6-bit code less its zero
+_TWO = np.uint32(0x03030303)
+
+
 def _to_gpu(blocks: NDArray[np.void], format: Format) -> None:
-    """Move 4-bit codes to where the GPU has them."""
+    """Move codes of 4 and of 6 bits to where the GPU has them."""
+    if _in_threes(format):
+        for words in _words_of_four_groups(blocks):
+            _assign_threes(words)
+    if _has_signed_scales(format):
+        blocks["scales"] ^= np.int8(-128)
     for name in _codes_of_four_bits(blocks, format):
         if _in_pairs(format):
             _assign_crosswise(blocks[name], _exchanged(blocks[name], *_IN_PAIRS))
@@ -140,6 +154,11 @@ def _to_gpu(blocks: NDArray[np.void], format: Format) -> None:
 
 def _from_gpu(blocks: NDArray[np.void], format: Format) -> None:
     """The reverse of ``_to_gpu``."""
+    if _in_threes(format):
+        for words in _words_of_four_groups(blocks):
+            _assign_fours(words)
+    if _has_signed_scales(format):
+        blocks["scales"] ^= np.int8(-128)
     for name in _codes_of_four_bits(blocks, format):
         if _in_pairs(format):
             _assign_crosswise(blocks[name], blocks[name].copy())
@@ -153,6 +172,46 @@ def _assign_crosswise(to: NDArray[np.uint32], words: NDArray[np.uint32]) -> None
     """Four words each, the second and the third exchanged."""
     for place, word in enumerate((0, 2, 1, 3)):
         to[..., place] = words[..., word]
+
+
+def _words_of_four_groups(blocks: NDArray[np.void]) -> Iterator[list[NDArray[np.uint32]]]:
+    """The words of four groups each, four of codes and two of high bits: [tile][super-block][row][c]."""
+    for half in range(blocks.dtype["high"].shape[2]):
+        codes, high = blocks[f"codes{half}"], blocks["high"]
+        yield [*(codes[..., place] for place in range(4)), *(high[..., half, word] for word in range(2))]
+
+
+def _assign_threes(words: list[NDArray[np.uint32]]) -> None:
+    """Codes with their low 4 bits in a word for each group, and their high bits in two, as two times three words."""
+    low, high = [word.copy() for word in words[:4]], [word.copy() for word in words[4:]]
+    for p in range(2):
+        codes = [
+            ((low[g] >> np.uint32(4 * p) & _LOW) | (high[p] >> np.uint32(2 * g) & _TWO) << np.uint32(4)) ^ _SIGN
+            for g in range(4)
+        ]
+        for i in range(3):
+            words[3 * p + i][...] = codes[i] << np.uint32(2) | codes[3] >> np.uint32(2 * i) & _TWO
+
+
+def _assign_fours(words: list[NDArray[np.uint32]]) -> None:
+    """The reverse of ``_assign_threes``."""
+    threes = [word.copy() for word in words]
+    for word in words:
+        word[...] = 0
+    for p in range(2):
+        first = threes[3 * p : 3 * p + 3]
+        last = first[0] & _TWO | (first[1] & _TWO) << np.uint32(2) | (first[2] & _TWO) << np.uint32(4)
+        for g, code in enumerate([*(word >> np.uint32(2) & _ALL for word in first), last]):
+            words[g][...] |= ((code ^ _SIGN) & _LOW) << np.uint32(4 * p)
+            words[4 + p][...] |= ((code ^ _SIGN) >> np.uint32(4) & _TWO) << np.uint32(2 * g)
+
+
+def _in_threes(format: Format) -> bool:
+    return format.codes is not None and format.codes.bits == 6
+
+
+def _has_signed_scales(format: Format) -> bool:
+    return format.scales is not None and format.scales.kind == "i1"
 
 
 def _in_pairs(format: Format) -> bool:

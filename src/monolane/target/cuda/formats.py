@@ -63,6 +63,7 @@ def _type(format: Format) -> list[str]:
         "int kBits": codes.bits,
         "int kZero": zero if codes.table else codes.zero,
         "bool kInPairs": str(codes.bits == 4 and codes.table is None).lower(),
+        "bool kInThrees": str(codes.bits == 6).lower(),
         "bool kHasTable": str(codes.table is not None).lower(),
         "bool kHasSmallTable": str(codes.table is not None and is_small).lower(),
         **{f"uint32_t kTable{i}": word for i, word in enumerate(_words(table))},

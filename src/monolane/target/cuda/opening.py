@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 Loaded = TypeVar("Loaded")
 
-WHOLE = replace(LAYOUT, name="rows8-blocks", whole_blocks=True)
-HALVED = replace(WHOLE, name="rows8-4", halves_residual=True)
+WHOLE = replace(LAYOUT, name="rows8-threes", whole_blocks=True)
+HALVED = replace(WHOLE, name="rows4-threes", halves_residual=True)
 SHORT_SPLITS = 2  # splits of a KV head in a context of a few hundred tokens
 RUN_AHEAD_BYTES = 16 << 10  # of the largest tile that a worker may have beyond an equal share of a stage
 MATRIX_OVERHEAD_BYTES = (

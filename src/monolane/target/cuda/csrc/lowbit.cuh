@@ -3,6 +3,7 @@
 //
 //     kBits, kZero               of a code
 //     kInPairs                   whether a word of codes has two groups
+//     kInThrees                  whether three words of codes have four groups
 //     kHasTable, kTable0 to 3    whether codes are looked up, and the 16 values of the table, with kZero added, four in a word
 //     kHasSmallTable             whether all of these are less than 128
 //     kLookup0 to 3              the same of codes 0 to 7 and then 15 to 8, if the table is small; else the magnitudes of its values, of which those of half
@@ -33,6 +34,10 @@
 //     1     16 * (code of 4s + 1)         16 * (code of 4s + 3)          minus group 4s     group 4s + 1   minus 4s + 2    group 4s + 3
 //
 // The sums of the two are those of group 4s, without what its neighbour's codes have added, and 16 times those of group 4s + 1.
+//
+// 6-bit codes in threes (kInThrees): of four groups, in bytes of 4 * (code of 4s + i) + (two bits of the code of 4s + 3) for i = 0 to 2, less their zero. So a mask
+// leaves the signed bytes 4 * code of three groups, and the fourth is put together from the lowest bits of all three words. Each half of a group has a scale
+// of its own, and so an MMA with 16 k.
 //
 // 16 rows: bf16. All rows of A are rows of the pass, so weights become bf16, and two MMAs multiply a group.
 #pragma once
@@ -86,6 +91,10 @@ MONOLANE_DEVICE uint32_t high_bits(uint32_t word, int group, int half) {
   return (shift >= 0 ? word << max(shift, 0) : word >> max(-shift, 0)) & (kBits == 5 ? 0x10101010u : 0x30303030u);
 }
 
+// What a code counts in the bytes that codes_of() returns.
+template <class F>
+constexpr int kCodeUnit = F::kInThrees ? 4 : 1;
+
 // Half tiles: a fragment is two neighbouring super-blocks of 4 rows, kKBlocks = 2. Row g of the fragment is row g % 4 of the first super-block if g < 4, of
 // the second otherwise. The same two MMAs then multiply 4 groups of both. Each of these has rows of A of its own, two columns of B, and no zeros:
 //
@@ -129,11 +138,31 @@ struct LowBitFragment {
     return loaded ^ (blocks[0] = number<F::kBlockBytes>(from + Place::blocks(kBlockGroups), lane_index / 4));
   }
 
-  // The codes of the first and of the last 16 columns of group j, four in a word; what a table has for them, where there is one.
+  // The codes of four groups in threes, of the first or of the last 16 columns.
+  struct Three {
+    uint32_t words[3];
+
+    // Those of a group, as signed bytes of kCodeUnit * (code - zero).
+    MONOLANE_DEVICE uint32_t code(int place) const {
+      if (place < 3) return (place == 0 ? words[0] : place == 1 ? words[1] : words[2]) & 0xfcfcfcfcu;
+      return (words[0] << 2 & 0x0c0c0c0cu) | (words[1] << 4 & 0x30303030u) | (words[2] << 6 & 0xc0c0c0c0u);
+    }
+  };
+  MONOLANE_DEVICE Three three(int part, int half) const {
+    const Word4& first = codes[part][0];
+    if (half) return {{first.w, high[2 * part], high[2 * part + 1]}};
+    return {{first.x, first.y, first.z}};
+  }
+
+  // The codes of the first and of the last 16 columns of group j, four in a word, in kCodeUnit; what a table has for them, where there is one.
   MONOLANE_DEVICE void codes_of(int j, uint32_t (&halves)[2]) const {
     const int part = j / kHalfGroups, place = j % kHalfGroups;
     if constexpr (F::kBits == 8) {
       halves[0] = word_of(codes[part][0], place), halves[1] = word_of(codes[part][1], place);
+    } else if constexpr (F::kInThrees) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) halves[half] = three(part, half).code(place) ^ 0x80808080u;
+      return;
     } else if constexpr (F::kInPairs) {
       const int pair = place / 2, shift = place % 2 * 4;
       halves[0] = word_of(codes[part][0], pair) >> shift & 0x0f0f0f0fu, halves[1] = word_of(codes[part][0], 2 + pair) >> shift & 0x0f0f0f0fu;
@@ -144,7 +173,7 @@ struct LowBitFragment {
       else
         halves[0] = both & 0x0f0f0f0fu, halves[1] = both >> 4 & 0x0f0f0f0fu;
     }
-    if constexpr (kHighWords > 0)
+    if constexpr (F::kBits == 5)
 #pragma unroll
       for (int half = 0; half < 2; half++) halves[half] |= high_bits<F::kBits>(high[part * kHighWords + half * (kHighWords - 1)], place, half);
   }
@@ -195,25 +224,28 @@ MONOLANE_DEVICE float byte_to_float(uint32_t word, int place, float zero = 0.0f)
 // caller has them in a register, because an instruction that takes bytes has room for one constant, which is the places.
 template <class F>
 struct Scales {
-  float scale, last_scale, minimum, zero;  // last_scale: of the last 16 columns, where they have one of their own
+  // last_scale: of the last 16 columns, where they have one of their own. of_block: what both scales are to be multiplied with, divided by kCodeUnit.
+  float scale, last_scale, of_block, minimum, zero;
 
-  MONOLANE_DEVICE Scales(uint32_t numbers, uint32_t block, uint32_t exponent = 0x4b000000u) : scale(0.0f), last_scale(0.0f), minimum(0.0f), zero(0.0f) {
+  MONOLANE_DEVICE Scales(uint32_t numbers, uint32_t block, uint32_t exponent = 0x4b000000u)
+      : scale(0.0f), last_scale(0.0f), of_block(1.0f), minimum(0.0f), zero(0.0f) {
     constexpr Scaling kScaling = F::kScaling;
     if constexpr (kScaling == Scaling::kBlockMin) {
       // Only the sum is rounded: the product with a power of two is exact.
-      const float factor = ptx::half_to_float(block), negative = -ptx::half_to_float(block >> 16);
+      const float factor = ptx::half_to_float(block), negative = -ptx::upper_half_to_float(block);
       scale = ptx::multiply_add(factor, shifted_byte(numbers, 0, exponent), -kShifted * factor);
       minimum = ptx::multiply_add(negative, shifted_byte(numbers, 1, exponent), -kShifted * negative);
     } else if constexpr (kScaling == Scaling::kBlock16) {
-      const float factor = ptx::half_to_float(block);
-      scale = factor * (shifted_byte(numbers ^ 0x8080u, 0, exponent) - (kShifted + 128.0f));
-      last_scale = factor * (shifted_byte(numbers ^ 0x8080u, 1, exponent) - (kShifted + 128.0f));
+      // The scales are signed, and 128 has been added to them.
+      scale = (shifted_byte(numbers, 0, exponent) - (kShifted + 128.0f));
+      last_scale = (shifted_byte(numbers, 1, exponent) - (kShifted + 128.0f));
+      of_block = ptx::half_to_float(block) * (1.0f / kCodeUnit<F>);
     } else if constexpr (kScaling == Scaling::kExponent) {
       scale = ptx::float_of(numbers << 23);
     } else {
       scale = ptx::half_to_float(numbers);
-      if constexpr (kScaling == Scaling::kScaleMin) minimum = ptx::half_to_float(numbers >> 16);
-      if constexpr (kScaling == Scaling::kScaleZero) zero = ptx::half_to_float(numbers >> 16);
+      if constexpr (kScaling == Scaling::kScaleMin) minimum = ptx::upper_half_to_float(numbers);
+      if constexpr (kScaling == Scaling::kScaleZero) zero = ptx::upper_half_to_float(numbers);
     }
   }
 };
@@ -224,7 +256,6 @@ struct IntegerThread {
   int place;           // among the four threads of a row: a bit of it is tested in one instruction, and a bool that lives across a loop in two
   uint32_t second;     // half tiles: all bits set if the sums of its groups are of the second MMA, else none
   int32_t codes_unit;  // pairs: what a code of 1 counts in the sums of its groups: 16 where they are the second ones
-  float unit;          // 1 / codes_unit
   uint32_t exponent;   // see Scales
   uint32_t ones;       // all bits set (see look_up_halves)
 
@@ -232,7 +263,6 @@ struct IntegerThread {
       : place(ptx::kept(lane_index % 4)),
         second(static_cast<uint32_t>(ptx::kept(-(own_group<kKBlocks>(lane_index) % 2)))),
         codes_unit(own_group<kKBlocks>(lane_index) % 2 ? 16 : 1),
-        unit(own_group<kKBlocks>(lane_index) % 2 ? 1.0f / 16.0f : 1.0f),
         exponent(static_cast<uint32_t>(ptx::kept(0x4b000000))),
         ones(static_cast<uint32_t>(ptx::kept(-1))) {}
 
@@ -240,21 +270,22 @@ struct IntegerThread {
   MONOLANE_DEVICE int32_t own_sum(const int32_t (&n)[1][4]) const { return place & 2 ? n[0][2] * 128 + n[0][3] : n[0][0] * 128 + n[0][1]; }
   // Half tiles: of one of the MMAs. It is chosen by a mask, because the compiler would make branches of a condition.
   MONOLANE_DEVICE int32_t own_sum(const int32_t (&n)[2][4]) const {
-    const auto part = [&](int i) { return static_cast<int32_t>((n[0][i] & ~second) | (n[1][i] & second)); };
-    return place & 2 ? part(2) * 128 + part(3) : part(0) * 128 + part(1);
+    const auto of_mma = [&](int i) { return static_cast<uint32_t>(place & 2 ? n[i][2] * 128 + n[i][3] : n[i][0] * 128 + n[i][1]); };
+    return static_cast<int32_t>((of_mma(0) & ~second) | (of_mma(1) & second));
   }
 };
 
 // Minus each of the four integers of 8 bits, of which none is -128.
 MONOLANE_DEVICE uint32_t negated_bytes(uint32_t x) { return (0x80808080u - (x & 0x7f7f7f7fu)) ^ (~x & 0x80808080u); }
 
-// The input of a fragment in integers, what a thread has of it. F: the format of the weights.
-template <class F, int kKBlocks>
+// The input of a fragment in integers, what a thread has of it. F: the format of the weights. kMasksPairs: see multiply_integers().
+template <class F, int kKBlocks, bool kMasksPairs>
 struct IntegerInput {
   uint32_t operand[2][2][2];      // B of each MMA: [s][MMA][first or last 16 columns]
   uint32_t minus[2][2][2];        // minus the operands, where magnitudes are looked up
-  float scale[2];                 // of groups own_group() and 4 + own_group()
+  float scale[2];                 // of groups own_group() and 4 + own_group(); in pairs, of what a code of 1 counts in the sums
   int32_t first[2], last[2];      // the sums of their integers, of the first and of the last 16 columns
+  float total[2];                 // first + last, multiplied with the scale of the group
 
   // The place of a thread in the input of a fragment, in elements: of its operands of the first MMA.
   MONOLANE_DEVICE static int place(int lane_index) {
@@ -273,7 +304,7 @@ struct IntegerInput {
       for (int i = 0; i < 4; i++) {
         const uint32_t word = words[i / 2][i % 2];
         operand[i / 2][0][i % 2] = in_second ? 0 : word;
-        operand[i / 2][1][i % 2] = in_second ? word : F::kInPairs ? negated_bytes(word) : 0;
+        operand[i / 2][1][i % 2] = in_second ? word : F::kInPairs && !kMasksPairs ? negated_bytes(word) : 0;
       }
     } else {
       const Word4 other = *reinterpret_cast<const Word4*>(from + (lane_index / 8 % 2 ? -kBlockElements : kBlockElements) + 2 * 4 * 8);
@@ -286,24 +317,30 @@ struct IntegerInput {
 #pragma unroll
     for (int s = 0; s < 2; s++) {
       const Word4 group = *reinterpret_cast<const Word4*>(about + s * kHalfGroups * 8);
-      scale[s] = ptx::float_of(group.x), first[s] = static_cast<int32_t>(group.y), last[s] = static_cast<int32_t>(group.z);
+      const float own = ptx::float_of(group.x);
+      first[s] = static_cast<int32_t>(group.y), last[s] = static_cast<int32_t>(group.z);
+      total[s] = own * static_cast<float>(first[s] + last[s]);
+      scale[s] = F::kInPairs && own_group<kKBlocks>(lane_index) % 2 ? own * (1.0f / 16.0f) : own;
     }
   }
 };
 
 // The products of 4 groups, 4s to 4s + 3: c[half of the groups, where each has its own scale][MMA of a half tile]. `upper`, `lower`: the first and the last 16 columns in
 // rows 0-7 and 8-15 of A. `x`: B of both halves.
-template <bool kHalves>
+template <class F>
 MONOLANE_DEVICE void multiply_groups(int32_t (&first)[4], int32_t (&last)[4], const uint32_t (&upper)[2], const uint32_t (&lower)[2], const uint32_t (&x)[2]) {
-  if constexpr (kHalves)
+  if constexpr (F::kInThrees)
+    ptx::mma_signed(first, upper[0], lower[0], x[0]), ptx::mma_signed(last, upper[1], lower[1], x[1]);
+  else if constexpr (F::kScaling == Scaling::kBlock16)
     ptx::mma(first, upper[0], lower[0], x[0]), ptx::mma(last, upper[1], lower[1], x[1]);
   else
     ptx::mma(first, upper[0], lower[0], upper[1], lower[1], x[0], x[1]);
 }
 
-// 1 row: the products of a fragment, of row g and the groups that the thread has.
-template <class F, int kKBlocks>
-MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<F, kKBlocks>& x, const IntegerThread<kKBlocks>& thread) {
+// 1 row: the products of a fragment, of row g and the groups that the thread has. kMasksPairs: of codes in pairs MMA 0 has the low 4 bits of the bytes, as in half tiles.
+// Then x needs no negated bytes: to make these takes longer than to clear bits where an input is used for one chunk only.
+template <class F, int kKBlocks, bool kMasksPairs>
+MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<F, kKBlocks, kMasksPairs>& x, const IntegerThread<kKBlocks>& thread) {
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16;  // sums of 16 columns: each half of a group has its own scale
   constexpr int kOther = kKBlocks - 1;
   float result = 0.0f;
@@ -314,9 +351,9 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
       const Word4& pairs = weights.codes[s][0];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const uint32_t mask = i ? 0xf0f0f0f0u : kKBlocks > 1 ? 0x0f0f0f0fu : 0xffffffffu;
+        const uint32_t mask = i ? 0xf0f0f0f0u : kMasksPairs ? 0x0f0f0f0fu : 0xffffffffu;
         const uint32_t upper[2] = {pairs.x & mask, pairs.z & mask}, lower[2] = {pairs.y & mask, pairs.w & mask};
-        multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], upper, lower, x.operand[s][i]);
+        multiply_groups<F>(c[0][i & kOther], c[1][i & kOther], upper, lower, x.operand[s][i]);
       }
     } else if constexpr (F::kHasTable) {
 #pragma unroll
@@ -326,12 +363,19 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
         look_up_halves<F>(word_of(weights.codes[s][0], 2 + i), thread.ones, lower);
         if constexpr (F::kHasSmallTable) {  // one of the halves is 0
           const uint32_t above[2] = {upper[0][0] + upper[1][0], upper[0][1] + upper[1][1]}, below[2] = {lower[0][0] + lower[1][0], lower[0][1] + lower[1][1]};
-          multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], above, below, x.operand[s][i]);
+          multiply_groups<F>(c[0][i & kOther], c[1][i & kOther], above, below, x.operand[s][i]);
         } else {  // in each half all values have the same sign, so a product with the codes is the difference of two with magnitudes
 #pragma unroll
           for (int half = 0; half < 2; half++)
-            multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], upper[half], lower[half], half == F::kNegativeHalf ? x.minus[s][i] : x.operand[s][i]);
+            multiply_groups<F>(c[0][i & kOther], c[1][i & kOther], upper[half], lower[half], half == F::kNegativeHalf ? x.minus[s][i] : x.operand[s][i]);
         }
+      }
+    } else if constexpr (F::kInThrees) {
+      const auto first = weights.three(s, 0), last = weights.three(s, 1);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const uint32_t upper[2] = {first.code(i), last.code(i)}, lower[2] = {first.code(i + 2), last.code(i + 2)};
+        multiply_groups<F>(c[0][i & kOther], c[1][i & kOther], upper, lower, x.operand[s][i]);
       }
     } else {
 #pragma unroll
@@ -339,29 +383,27 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
         uint32_t upper[2], lower[2];
         weights.codes_of(4 * s + i, upper);
         weights.codes_of(4 * s + 2 + i, lower);
-        multiply_groups<kHalves>(c[0][i & kOther], c[1][i & kOther], upper, lower, x.operand[s][i]);
+        multiply_groups<F>(c[0][i & kOther], c[1][i & kOther], upper, lower, x.operand[s][i]);
       }
     }
+    const Scales<F> own(weights.scales[s], weights.blocks[0], thread.exponent);
     // The sum of products with the codes less their zero.
     const auto sum_of = [&](const int32_t (&n)[kKBlocks][4], int32_t sum) {
       const int32_t own = thread.own_sum(n);
-      if constexpr (F::kHasTable && !F::kHasSmallTable) return static_cast<float>(own);
-      if constexpr (!F::kInPairs) return static_cast<float>(own - F::kZero * sum);
-      return static_cast<float>(own - F::kZero * thread.codes_unit * sum) * thread.unit;  // multiples of codes_unit: nothing is rounded
+      if constexpr (F::kInThrees || (F::kHasTable && !F::kHasSmallTable)) return static_cast<float>(own);
+      return static_cast<float>(own - F::kZero * (F::kInPairs ? thread.codes_unit : 1) * sum);
     };
-    const Scales<F> own(weights.scales[s], weights.blocks[0], thread.exponent);
-    float total;
     if constexpr (kHalves) {
-      total = own.scale * sum_of(c[0], x.first[s]) + own.last_scale * sum_of(c[1], x.last[s]);
+      result += x.scale[s] * (own.scale * sum_of(c[0], x.first[s]) + own.last_scale * sum_of(c[1], x.last[s]));
+      if (s) result *= own.of_block;
     } else {
-      const int32_t whole = x.first[s] + x.last[s];
-      const float sum = static_cast<float>(whole);
-      total = sum_of(c[0], whole);
-      if constexpr (F::kScaling == Scaling::kScaleZero) total -= own.zero * sum;
-      total *= own.scale;
-      if constexpr (F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kBlockMin) total += own.minimum * sum;
+      const float product = sum_of(c[0], x.first[s] + x.last[s]);
+      if constexpr (F::kScaling == Scaling::kScaleZero)
+        result += own.scale * (x.scale[s] * product - own.zero * x.total[s]);
+      else
+        result += x.scale[s] * (own.scale * product);
+      if constexpr (F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kBlockMin) result += own.minimum * x.total[s];
     }
-    result += x.scale[s] * total;
   }
   return result;
 }
@@ -369,8 +411,9 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
 // A weight from its code.
 template <class F>
 MONOLANE_DEVICE float widened(uint32_t codes, int place, const Scales<F>& own, bool last) {
-  const float code = byte_to_float(codes, place, static_cast<float>(F::kZero)) - own.zero;
-  return code * (F::kScaling == Scaling::kBlock16 && last ? own.last_scale : own.scale) + own.minimum;
+  const float code = byte_to_float(codes, place, static_cast<float>(F::kZero * kCodeUnit<F>)) - own.zero;
+  if constexpr (F::kScaling == Scaling::kBlock16) return code * ((last ? own.last_scale : own.scale) * own.of_block);
+  return code * own.scale + own.minimum;
 }
 
 // 16 rows: multiplies a fragment. `inputs(j, upper, lower)`: loads the input of this thread's columns of group j, for rows g and g + 8 of the pass. In half
@@ -427,16 +470,25 @@ MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v
   uint32_t codes;
   if constexpr (F::kBits == 8)
     codes = word(first + (half * kRows * 4 * here + place) * 4);
-  else if constexpr (F::kInPairs && kRows > 1)
+  else if constexpr (F::kInThrees && kRows > 1) {
+    // Of six words of four groups, four are where codes of 4 bits would be.
+    const auto of_three = [&](int i) {
+      const int at = 3 * half + i;
+      return word(at < kHalfGroups ? first + ((row * 4 + c) * here + at) * 4 : Place::high(groups) + (((row * 4 + c) * 2 + part) * 2 + at - kHalfGroups) * 4);
+    };
+    const typename LowBitFragment<F, 1>::Three three{{of_three(0), of_three(1), of_three(2)}};
+    codes = three.code(group % kHalfGroups) ^ 0x80808080u;
+  } else if constexpr (F::kInPairs && kRows > 1)
     codes = word(first + ((row * 4 + c) * here + 2 * half + group % kHalfGroups / 2) * 4) >> 4 * (group % 2) & 0x0f0f0f0fu;
   else if constexpr (F::kHasTable && kRows > 1)
     codes = looked_up<F>(word(first + place * 4) >> 16 * half);
   else
     codes = word(first + place * 4) >> 4 * half & 0x0f0f0f0fu;
-  if constexpr (F::kBits == 5 || F::kBits == 6) {
+  if constexpr (F::kBits == 5 || (F::kBits == 6 && kRows == 1)) {
     constexpr int kWords = F::kBits - 4;
     const int halves = divide_up(groups, kHalfGroups);
     codes |= high_bits<F::kBits>(word(Place::high(groups) + (((row * 4 + c) * halves + part) * kWords + half * (kWords - 1)) * 4), group % kHalfGroups, half);
+    codes *= kCodeUnit<F>;
   }
   if constexpr (!F::kIsInteger) {
     const float scale = ptx::float_of(word(Place::blocks(groups) + row * F::kBlockBytes + 4 * part));
@@ -448,7 +500,7 @@ MONOLANE_DEVICE void four_weights(const uint8_t* tile, int row, int k, float (&v
   const int numbers_at = Place::scales(groups) + (group * kRows + row) * F::kScaleBytes, block_at = Place::blocks(groups) + row * F::kBlockBytes;
   uint32_t numbers, of_block = 0;
   if constexpr (F::kScaleBytes == 1) numbers = from[numbers_at];
-  if constexpr (F::kScaleBytes == 2) numbers = number(numbers_at);
+  if constexpr (F::kScaleBytes == 2) numbers = number(numbers_at) ^ (F::kScaling == Scaling::kBlock16 && kRows == 1 ? 0x8080u : 0);  // as in tiles
   if constexpr (F::kScaleBytes == 4) numbers = word(numbers_at);
   if constexpr (F::kBlockBytes == 2) of_block = number(block_at);
   if constexpr (F::kBlockBytes == 4) of_block = word(block_at);

@@ -58,6 +58,7 @@ struct WarpgroupShare {
   static constexpr bool kWholeTiles = kChunks == 1;
   static_assert(kWholeTiles || kChunks % kWarpgroups == 0, "a warpgroup's chunks are the same ones of every tile");
   static_assert(P::kTileRows * kKBlocks == kMmaCols, "a fragment fills all columns of B");
+  static constexpr bool kMasksPairs = kKBlocks > 1 || kSegments > 1;
   static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
   static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a share
   // By how many warps the second warpgroup is turned against the first. The warps of a scheduler are those with the same number in both. Where the fragments of a tile cannot be
@@ -124,13 +125,13 @@ struct DecodeInputs {
 // The same for integers. The sum of row g over the thread's groups is in sums[0][0].
 template <class S, int kFirst, int kCount>
 struct DecodeInputs<S, kFirst, kCount, true, false> {
-  IntegerInput<typename S::Format, S::kKBlocks> values[kCount];
+  IntegerInput<typename S::Format, S::kKBlocks, S::kMasksPairs> values[kCount];
 
   MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
       values[i] = {};
-      if (S::has(kFirst + i, fragments, warp)) values[i].load(from + (kFirst + i) * kWarpgroupWarps * S::kKBlocks * kBlockElements, lane_id());
+      if (S::has(kFirst + i, fragments, warp)) values[i].load(from + (kFirst + i) * kWarpgroupWarps * S::kKBlocks * kBlockElements, ptx::kept(lane_id()));
     }
   }
 
@@ -431,7 +432,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   const int lane_index = kLowBit ? ptx::kept(lane_id()) : lane_id(), warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
   const int turned = (warp_id() + warp_id() / kWarpgroupWarps * S::kTurn) % kWarpgroupWarps;
   const int team = kTiles > 1 ? turned / S::kTileWarps : 0, warp = turned % S::kTileWarps;
-  const int thread_place = kIntegers ? IntegerInput<typename P::Format, S::kKBlocks>::place(lane_index) : lane_index % 4 * kThreadStep;
+  const int thread_place = kIntegers ? IntegerInput<typename P::Format, S::kKBlocks, S::kMasksPairs>::place(lane_index) : lane_index % 4 * kThreadStep;
   const uint16_t* thread_x = x + thread_place + warp * kInputStep + (kSegments > 1 ? 0 : part * kChunkStep);
   const int chunks = divide_up(tiles, kTiles) * S::kChunks;
   const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : divide_up(tiles, kTiles) * S::kOwnChunks;  // of this warpgroup
@@ -452,6 +453,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   if (kLoadsFirst) load_first();
   note_wait(kWaitActivations);
   const float scale = prepare();
+  if (!P::kEndsStage && !tiles) return;  // the input was prepared for the projections that continue the stage
   note_wait(kWaitCopy);
   if (!kLoadsFirst) load_first();
   float sums[4][4] = {};
@@ -491,6 +493,10 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   // else has to wait for them. The first chunk has been released before: `releases` is set from the second one on, in the thread that releases `held`.
   constexpr bool kReleasesLate = kLowBit && kInputRows == 1;
   static_assert(!kReleasesLate || kAhead == 1, "the chunk in registers is the one in the slot");
+  // Where a chunk has all tiles of one expert, a warp has the same shares of the same tiles in every chunk, and adds them up in registers.
+  constexpr bool kAddsUp = kIntegers && kSegments > 1 && kTiles > 1 && kOneBatch;
+  static_assert(!kAddsUp || S::kSegmentChunks == 1, "a chunk has all columns of an expert");
+  float added[kUnits] = {};
   bool releases = false;
   uint64_t* held = cursor.place.empty();
   int steps_left = own_chunks;
@@ -505,19 +511,27 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
       }
       if (kByChunks) keep_inputs();
     }
-    if (kOneBatch && kByChunks && tile >= count) tile = 0, chunk++, keep_inputs();
+    if (kOneBatch && kByChunks && !kAddsUp && tile >= count) tile = 0, chunk++, keep_inputs();
     // Of several units all but the last are done here. Behind a short chunk its slot holds older tiles: their sums are not stored.
     const auto tile_of = [&](int unit) { return tile + team + unit / S::kWarpShares * S::kTeams; };
     const auto exists = [&](int at) { return at < count; };
     const auto share_of = [&](int unit) { return warp + unit % S::kWarpShares * S::kTileWarps; };
-    if constexpr (kUnits > 1) {
+    if constexpr (kAddsUp) {
+#pragma unroll
+      for (int i = 0; i < kUnits; i++) {
+        kept[i % S::kWarpShares].multiply(weights[i], fragments(), share_of(i), thread, sums);
+        added[i] += sums[0][0], sums[0][0] = 0.0f;
+      }
+      if (unloaded) chunk++, keep_inputs();
+    } else if constexpr (kUnits > 1) {
 #pragma unroll
       for (int i = 0; i + 1 < kUnits; i++) {
         kept[i % S::kWarpShares].multiply(weights[i], fragments(), share_of(i), thread, sums);
         store_sums<S, kInputRows>(Of::at(tile_of(i), part, share_of(i)), lane_index, sums, kByChunks && chunk > 0, exists(tile_of(i)));
       }
     }
-    if constexpr (kKeepsInputs)
+    if constexpr (kAddsUp) {
+    } else if constexpr (kKeepsInputs)
       kept[S::kWarpShares - 1].multiply(weights[kUnits - 1], fragments(), share_of(kUnits - 1), thread, sums);
     else if constexpr (kInputRows == 1)
       multiply_one<S, 0>(weights[0], inputs(), fragments(), warp, thread, sums);
@@ -526,7 +540,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     else
       multiply_staged<S>(weights[0], inputs(), lower_row, fragments(), warp, sums);
     if constexpr (!kReleasesLate) load_next(weights);
-    if (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks) {
+    if (!kAddsUp && (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks)) {
       const int last = tile_of(kUnits - 1);
       store_sums<S, kInputRows>(Of::at(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
                                           kTiles == 1 || exists(last));
@@ -549,6 +563,13 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     while (step(weights0) && (kAhead < 2 || step(weights1)) && (kAhead < 3 || step(weights2))) {
     }
   }
+  if constexpr (kAddsUp)
+#pragma unroll
+    for (int i = 0; i < kUnits; i++) {
+      const int at = team + i / S::kWarpShares * S::kTeams, share = warp + i % S::kWarpShares * S::kTileWarps;
+      sums[0][0] = added[i];
+      store_sums<S, kInputRows>(Of::at(at, part, share), lane_index, sums, false, at < count);
+    }
   if (kOneBatch)
     end_batch();
   else if (kReleasesLate)

@@ -191,6 +191,13 @@ MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0)
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(b0));
 }
+// And with signed a.
+MONOLANE_DEVICE void mma_signed(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
 
 // a * b + c, rounded once.
 MONOLANE_DEVICE float multiply_add(float a, float b, float c) {
@@ -314,10 +321,15 @@ MONOLANE_DEVICE float exp2(float x) {
 }
 MONOLANE_DEVICE float log2(float x) { return __log2f(x); }
 MONOLANE_DEVICE float divide(float a, float b) { return __fdividef(a, b); }
-// The fp16 number in the lower half of a register.
-MONOLANE_DEVICE float half_to_float(uint32_t half) {
+// The fp16 number in the lower half of a register, and the one in the upper half.
+MONOLANE_DEVICE float half_to_float(uint32_t halves) {
   float v;
-  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(v) : "r"(half));
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(v) : "r"(halves));
+  return v;
+}
+MONOLANE_DEVICE float upper_half_to_float(uint32_t halves) {
+  float v;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(v) : "r"(halves));
   return v;
 }
 // Two bf16 in one register, rounded to nearest even.

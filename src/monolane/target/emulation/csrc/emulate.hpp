@@ -107,10 +107,11 @@ MONOLANE_UNTRACKED void multiply_fragments(Warp& warp) {
     for (int i = 0; i < 4; ++i) warp.sum[lane_id][i] = c[lane_id / 4 + i / 2 * 8][lane_id % 4 * 2 + i % 2];
 }
 
-// The same with 8-bit operands, unsigned A and signed B, and 32 k: a0 = A[g][4t .. 4t+3], a1 = A[g+8][4t .. 4t+3], a2 = A[g][4t+16 .. 4t+19], a3 = A[g+8][4t+16 ..
+// The same with 8-bit operands, A of the type OfA and signed B, and 32 k: a0 = A[g][4t .. 4t+3], a1 = A[g+8][4t .. 4t+3], a2 = A[g][4t+16 .. 4t+19], a3 = A[g+8][4t+16 ..
 // 4t+19]; b0 = B[4t .. 4t+3][g], b1 = B[4t+16 .. 4t+19][g].
+template <class OfA>
 MONOLANE_UNTRACKED void multiply_integers(Warp& warp) {
-  const auto of_a = [](uint32_t word, int i) { return static_cast<int32_t>(static_cast<uint8_t>(word >> 8 * i)); };
+  const auto of_a = [](uint32_t word, int i) { return static_cast<int32_t>(static_cast<OfA>(word >> 8 * i)); };
   const auto of_b = [](uint32_t word, int i) { return static_cast<int32_t>(static_cast<int8_t>(word >> 8 * i)); };
   for (int lane_id = 0; lane_id < kLanes; ++lane_id)
     for (int i = 0; i < 4; ++i) {
@@ -272,9 +273,14 @@ MONOLANE_DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   emulate::Warp& warp = emulate::warp();
   const int lane_id = emulate::lane();
-  emulate::mma(c, warp.integer_c[lane_id], warp.integer_sum[lane_id], {a0, a1, a2, a3}, {b0, b1}, "mma of integers", emulate::multiply_integers);
+  emulate::mma(c, warp.integer_c[lane_id], warp.integer_sum[lane_id], {a0, a1, a2, a3}, {b0, b1}, "mma of integers", emulate::multiply_integers<uint8_t>);
 }
 MONOLANE_DEVICE void mma(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) { mma(c, a0, a1, 0, 0, b0, 0); }
+MONOLANE_DEVICE void mma_signed(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  emulate::Warp& warp = emulate::warp();
+  const int lane_id = emulate::lane();
+  emulate::mma(c, warp.integer_c[lane_id], warp.integer_sum[lane_id], {a0, a1, 0, 0}, {b0, 0}, "mma of signed integers", emulate::multiply_integers<int8_t>);
+}
 
 MONOLANE_DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 MONOLANE_DEVICE int kept(int value) { return value; }
@@ -383,11 +389,12 @@ MONOLANE_DEVICE float exp(float x) { return std::exp(x); }
 MONOLANE_DEVICE float exp2(float x) { return std::exp2(x); }
 MONOLANE_DEVICE float log2(float x) { return std::log2(x); }
 MONOLANE_DEVICE float divide(float a, float b) { return a / b; }
-MONOLANE_DEVICE float half_to_float(uint32_t half) {
-  const float v = __builtin_bit_cast(float, (half & 0x7fffu) << 13) * 0x1p112f;  // the exponent moves from a bias of 15 to one of 127
-  const uint32_t bits = (half & 0x7c00u) == 0x7c00u ? (half & 0x7fffu) << 13 | 0x7f800000u : __builtin_bit_cast(uint32_t, v);
-  return __builtin_bit_cast(float, bits | (half & 0x8000u) << 16);
+MONOLANE_DEVICE float half_to_float(uint32_t halves) {
+  const float v = __builtin_bit_cast(float, (halves & 0x7fffu) << 13) * 0x1p112f;  // the exponent moves from a bias of 15 to one of 127
+  const uint32_t bits = (halves & 0x7c00u) == 0x7c00u ? (halves & 0x7fffu) << 13 | 0x7f800000u : __builtin_bit_cast(uint32_t, v);
+  return __builtin_bit_cast(float, bits | (halves & 0x8000u) << 16);
 }
+MONOLANE_DEVICE float upper_half_to_float(uint32_t halves) { return half_to_float(halves >> 16); }
 MONOLANE_DEVICE uint32_t bf16_pair(float low, float high) {
   const auto rounded = [](float v) -> uint32_t {
     const uint32_t bits = __builtin_bit_cast(uint32_t, v);
