@@ -120,10 +120,12 @@ def test_the_kernel_samples_like_the_reference(sampling: Sampling, logprobs: int
                 assert token.top == tuple((other, choice.logprob(distance)) for other, distance in choice.top)
 
 
+@pytest.mark.parametrize("pages", [1, 4])
 @pytest.mark.parametrize("case", [FEW_KV_HEADS, seldom(CASES[1])], ids=lambda case: case.name)
-def test_a_context_in_many_splits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few are merged by the stage that follows, more by a step of their own; some warps of a split have no block."""
-    monkeypatch.setattr(opening, "SPLIT_PAGES", 1)
+def test_a_context_in_many_splits(case: Case, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few are merged by the stage that follows, more by a step of their own; some warps of a split have no block.
+    With so many workers all warps together hold a short split in registers."""
+    monkeypatch.setattr(opening, "SPLIT_PAGES", pages)
     model, target = random_model(case), open_case(case, 8 * case.kv_heads)
     exact = log_softmax(model.logits)
     for length in (17, 40, 100):  # 2, 3 and 7 blocks
@@ -147,20 +149,24 @@ def test_a_long_answer_whose_cache_comes_through_the_ring(case: Case, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "split_blocks", "longest"),
+    ("head_dim", "split_blocks", "longest", "workers"),
     [
-        pytest.param(96, 16, 256, id="a split of two steps", marks=thorough),
-        pytest.param(64, 2, 96, id="a few splits", marks=thorough),
-        pytest.param(32, 1, 22 * 4 * 16, id="from the ring, two steps a split", marks=thorough),
+        pytest.param(96, 16, 256, 4, id="a split of two steps", marks=thorough),
+        pytest.param(64, 2, 96, 4, id="a few splits", marks=thorough),
+        pytest.param(32, 1, 22 * 4 * 16, 4, id="from the ring, two steps a split", marks=thorough),
+        pytest.param(128, 8, 640, 8, id="short splits", marks=thorough),
+        pytest.param(168, 6, 320, 8, id="short splits, two value fragments for some warps", marks=thorough),
     ],
 )
-def test_no_position_is_missed(head_dim: int, split_blocks: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_position_is_missed(
+    head_dim: int, split_blocks: int, longest: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Heads that look back a fixed distance: somewhere in every block of the context, at one length or another."""
     monkeypatch.setattr(opening, "SPLIT_PAGES", split_blocks)
     distances = tuple(longest * i // 8 for i in range(8))
     config = look_back_config(8, 1, head_dim, (None,), longest + 1)
     weights = LookBackWeights(config, (distances,))
-    target = EmulatedTarget(config, weights, 4, context=longest + 1)
+    target = EmulatedTarget(config, weights, workers, context=longest + 1)
     tokens = np.random.default_rng(0).integers(0, config.vocab, longest).tolist()
     exact = log_softmax(judge_weights(config, weights, tokens).exact)
     target.run(Request(tokens, 0, 1, frozenset(), Sampling()))

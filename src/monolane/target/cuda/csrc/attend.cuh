@@ -9,7 +9,7 @@
 //   - decode pass with more splits, and prefill pass: after the splits every worker merges a share of the elements (merge_decode,
 //     merge_prefill), in a hand-off within the stage.
 #pragma once
-#include "split.cuh"
+#include "short_split.cuh"
 
 namespace monolane {
 
@@ -217,45 +217,68 @@ MONOLANE_DEVICE float sink_of(int layer, int head, int split) {
 
 // --- decode pass: one row ---
 
+// A split that is read from global memory is a short one where there are many workers.
+template <bool kRing, bool kShort = !kRing && ShortSplit::kFits>
+struct DecodeSplitOf {
+  using Type = SplitAttention<kRing ? Source::kRing : Source::kDecode, lesser(kQueriesPerKv, kMmaRows)>;
+};
 template <bool kRing>
-using DecodeSplit = SplitAttention<kRing ? Source::kRing : Source::kDecode, lesser(kQueriesPerKv, kMmaRows)>;
+struct DecodeSplitOf<kRing, true> {
+  using Type = ShortSplit;
+};
 
-// Polls this thread's pairs (see rope.cuh) of the vector at offset `at` of the words that the qkv stage published.
-MONOLANE_DEVICE void await_pairs(int at, uint32_t step, float (&low)[kPairs], float (&high)[kPairs]) {
-  const uint64_t* from = buffers().qkv_words + at + lane_id();
-  uint64_t words[2 * kPairs];
+// Polls this thread's pairs (see rope.cuh) of the vectors at offsets `at` of the words that the qkv stage published, all of them at once. A negative offset: no
+// vector.
+template <int kCount>
+MONOLANE_DEVICE void await_pairs(const int (&at)[kCount], uint32_t step, float (&low)[kCount][kPairs], float (&high)[kCount][kPairs]) {
+  uint64_t words[kCount][2 * kPairs];
   for (;;) {
     bool ready = true;
 #pragma unroll
-    for (int j = 0; j < 2 * kPairs; j++) {
-      const int i = lane_id() + j / 2 * 32;
-      words[j] = kHalf % 32 == 0 || i < kHalf ? ptx::load_relaxed(from + j / 2 * 32 + j % 2 * kHalf) : step;
-    }
+    for (int n = 0; n < kCount; n++)
 #pragma unroll
-    for (int j = 0; j < 2 * kPairs; j++) ready &= static_cast<uint32_t>(words[j]) == step;
+      for (int j = 0; j < 2 * kPairs; j++) {
+        const int i = lane_id() + j / 2 * 32;
+        words[n][j] = step;
+        if ((n == 0 || at[n] >= 0) && (kHalf % 32 == 0 || i < kHalf)) words[n][j] = ptx::load_relaxed(buffers().qkv_words + at[n] + i + j % 2 * kHalf);
+      }
+#pragma unroll
+    for (int j = 0; j < 2 * kPairs * kCount; j++) ready &= static_cast<uint32_t>(words[j / (2 * kPairs)][j % (2 * kPairs)]) == step;
     if (all_ready(ready)) break;
   }
 #pragma unroll
-  for (int j = 0; j < kPairs; j++) {
-    low[j] = ptx::float_of(static_cast<uint32_t>(words[2 * j] >> 32));
-    high[j] = ptx::float_of(static_cast<uint32_t>(words[2 * j + 1] >> 32));
+  for (int j = 0; j < kPairs * kCount; j++) {
+    const uint64_t(&own)[2 * kPairs] = words[j / kPairs];
+    low[j / kPairs][j % kPairs] = ptx::float_of(static_cast<uint32_t>(own[j % kPairs * 2] >> 32));
+    high[j / kPairs][j % kPairs] = ptx::float_of(static_cast<uint32_t>(own[j % kPairs * 2 + 1] >> 32));
   }
 }
 
-// Receives the vectors of an item, one warp per vector, and stores them in the scratch as bf16: queries first_row to first_row + rows - 1 of
+// Receives the vectors of an item, divided among the warps, and stores them in the scratch as bf16: queries first_row to first_row + rows - 1 of
 // the KV head and, if `newest`, the new key and value. QK norm and RoPE are applied to queries and key.
 MONOLANE_DEVICE void receive_qkv(int head, int first_row, int rows, bool newest, const RopeCoefficients& query_rope,
                                  const RopeCoefficients& key_rope, uint32_t step) {
-  for (int v = warp_id(); v < rows + (newest ? 2 : 0); v += kConsumerWarps) {
-    const int at = v < rows ? (head * kQueriesPerKv + first_row + v) * kHeadDim : kQueryDims + (v - rows) * kKvDims + head * kHeadDim;
+  constexpr int kEach = divide_up(lesser(kQueriesPerKv, kMmaRows) + 2, kConsumerWarps);  // vectors of a warp, at most
+  const int count = rows + (newest ? 2 : 0);
+  if (warp_id() >= count) return;
+  int at[kEach];
+#pragma unroll
+  for (int n = 0; n < kEach; n++) {
+    const int v = warp_id() + n * kConsumerWarps;
+    at[n] = v >= count ? -1 : v < rows ? (head * kQueriesPerKv + first_row + v) * kHeadDim : kQueryDims + (v - rows) * kKvDims + head * kHeadDim;
+  }
+  float low[kEach][kPairs], high[kEach][kPairs];
+  await_pairs(at, step, low, high);
+#pragma unroll
+  for (int n = 0; n < kEach; n++) {
+    const int v = warp_id() + n * kConsumerWarps;
+    if (v >= count) break;
     uint16_t* to = v < rows ? attention::queries() + v * kQueryStride : v == rows ? attention::new_key() : attention::new_value();
-    float low[kPairs], high[kPairs];
-    await_pairs(at, step, low, high);
     if (v < rows)
-      apply_rope(query_rope, low, high);
+      apply_rope(query_rope, low[n], high[n]);
     else if (v == rows)
-      apply_rope(key_rope, low, high);
-    store_pairs<round_up(kHeadDim, kKBlock)>(low, high, [&](int d, uint16_t x) { to[d] = x; });
+      apply_rope(key_rope, low[n], high[n]);
+    store_pairs<round_up(kHeadDim, kKBlock)>(low[n], high[n], [&](int d, uint16_t x) { to[d] = x; });
   }
 }
 
@@ -280,7 +303,7 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
     const bool newest = split == span.splits - 1;
     for (int first_row = 0; first_row < kQueriesPerKv; first_row += kMmaRows) {
       const int rows = min(kMmaRows, kQueriesPerKv - first_row);
-      DecodeSplit<kRing> split_attention(layer, head, position, 1, span, split, streamed_end(position, span));
+      typename DecodeSplitOf<kRing>::Type split_attention(layer, head, position, 1, span, split, streamed_end(position, span));
       if constexpr (kRing)
         split_attention.load_first(cursor);
       else
@@ -289,6 +312,16 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
       const RopeCoefficients query_rope = rope_coefficients(position, query_norm(layer));
       const RopeCoefficients key_rope = kQkNorm ? rope_coefficients(position, key_norm(layer)) : query_rope;
       split_attention.mask_new_values();
+      // The word of an element of the output: of a partial output, or, where there is one split, of the attention output.
+      const auto place = [&](int row, int d) {
+        const int element = (head * kQueriesPerKv + first_row + row) * kHeadDim + d;
+        return span.splits == 1 ? activation_word(kAttended, element) : partial_output(0, split, element);
+      };
+      const auto publish_lse = [&](int row, float lse) {
+        if (span.splits > 1) ptx::store_relaxed(split_lse(0, split, head * kQueriesPerKv + first_row + row), tagged_float(lse, step));
+      };
+      constexpr bool kShort = !kRing && ShortSplit::kFits;
+      if constexpr (kShort) split_attention.find_output(rows, place);
       sync_consumers();  // all warps have read the sums of the stage before, or the scratch of the item before: the memory is free
       receive_qkv(head, first_row, rows, newest, query_rope, key_rope, step - 1);
       sync_consumers();
@@ -297,14 +330,24 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
         split_attention.attend(rows, cursor);
       else
         split_attention.attend(rows);
-      split_attention.merge_warps(
-          rows, newest,
-          [&](int row, int d, const float (&v)[4]) {
-            publish_partial<false>(0, split, span.splits, head * kQueriesPerKv + first_row + row, d, v, step);
-          },
-          [&](int row, float lse) {
-            if (span.splits > 1) ptx::store_relaxed(split_lse(0, split, head * kQueriesPerKv + first_row + row), tagged_float(lse, step));
-          });
+      if constexpr (kShort) {
+        constexpr bool kWhole = kHeadDim % 16 == 0;  // d % 16 < 8, so the place of element d + 8 is known from that of element d
+        split_attention.publish_output(
+            rows,
+            [&](uint32_t* to, int row, int d, const float (&v)[2]) {
+              uint32_t* second = kWhole ? to + (kAnyLowBit ? 4 : 8) : place(row, d + 8);
+              if (kWhole || d < kHeadDim) ptx::store_relaxed(to, tagged(v[0], step));
+              if (kWhole || d + 8 < kHeadDim) ptx::store_relaxed(second, tagged(v[1], step));
+            },
+            publish_lse);
+      } else {
+        split_attention.merge_warps(
+            rows, newest,
+            [&](int row, int d, const float (&v)[4]) {
+              publish_partial<false>(0, split, span.splits, head * kQueriesPerKv + first_row + row, d, v, step);
+            },
+            publish_lse);
+      }
       if (newest && !first_row) append_new_kv(layer, head, position);
     }
   }

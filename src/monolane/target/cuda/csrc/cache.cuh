@@ -12,10 +12,10 @@
 // A value fragment has 16 tokens of 16 dimensions, in the order in which the second MMA of attention needs them: it multiplies values with
 // probabilities as they come out of the first MMA. The 16 bytes of thread 4g+t are four words x, y, z, w of two bf16 each:
 //
-//                     x              y              z               w
-//   key fragment:     dims 8t, 8t+1  dims 8t+2, +3  dims 8t+4, +5   dims 8t+6, +7     of token g
-//   value fragment:   tokens 2t, +1  tokens 2t+8, +9                                  of dimension g
-//                                                   tokens 2t, +1   tokens 2t+8, +9   of dimension g+8
+//                     x              y              z                w
+//   key fragment:     dims 8t, 8t+1  dims 8t+2, +3  dims 8t+4, +5    dims 8t+6, +7     of token g
+//   value fragment:   tokens 2t, +1                 tokens 2t+8, +9                    of dimension g
+//                                    tokens 2t, +1                   tokens 2t+8, +9   of dimension g+8
 #pragma once
 #include "launch.cuh"
 
@@ -44,7 +44,7 @@ MONOLANE_DEVICE int key_element(int r, int d) {
 }
 MONOLANE_DEVICE int value_element(int r, int d) {
   const int lane_index = d % 8 * 4 + r % 8 / 2;
-  return d / 16 * kFragmentElements + lane_index * 8 + d % 16 / 8 * 4 + r / 8 * 2 + r % 2;
+  return d / 16 * kFragmentElements + lane_index * 8 + r / 8 * 4 + d % 16 / 8 * 2 + r % 2;
 }
 
 // Prefetches lines first, first + stride, … of `bytes` bytes into L2.

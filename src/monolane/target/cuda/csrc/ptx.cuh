@@ -313,6 +313,11 @@ MONOLANE_DEVICE float rsqrt(float x) {  // x is 0 or not a denormal number
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
   return v;
 }
+MONOLANE_DEVICE float reciprocal(float x) {  // x is not a denormal number
+  float v;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
+}
 MONOLANE_DEVICE float exp(float x) { return __expf(x); }
 MONOLANE_DEVICE float exp2(float x) {
   float v;

@@ -98,15 +98,15 @@ struct KvFragments {
     for (int j = 0; j < kKeyFragments; j++)
       if (j / kDimFragments * 8 + g >= first && j / kDimFragments * 8 + g <= last)
         keys[i * kKeyFragments + j] = new_fragment(attention::new_keys(), j);
-    // Bit masks of tokens r and r + 1, as far as they are cached. Words x and z have tokens 2t and 2t+1, words y and w have 2t+8 and 2t+9.
+    // Bit masks of tokens r and r + 1, as far as they are cached. Words x and y have tokens 2t and 2t+1, words z and w have 2t+8 and 2t+9.
     const auto cached = [&](int r) { return (r < first ? 0xffffu : 0u) | (r + 1 < first ? 0xffff0000u : 0u); };
-    const uint32_t xz = cached(token), yw = cached(token + 8);
+    const uint32_t xy = cached(token), zw = cached(token + 8);
 #pragma unroll
     for (int j = 0; j < kValueFragments; j++) {
       Word4& fragment = values[i * kValueFragments + j];
       const Word4 v = new_fragment(attention::new_values(), j);
-      fragment.x = (fragment.x & xz) | (v.x & ~xz), fragment.y = (fragment.y & yw) | (v.y & ~yw);
-      fragment.z = (fragment.z & xz) | (v.z & ~xz), fragment.w = (fragment.w & yw) | (v.w & ~yw);
+      fragment.x = (fragment.x & xy) | (v.x & ~xy), fragment.y = (fragment.y & xy) | (v.y & ~xy);
+      fragment.z = (fragment.z & zw) | (v.z & ~zw), fragment.w = (fragment.w & zw) | (v.w & ~zw);
     }
   }
 
@@ -115,11 +115,11 @@ struct KvFragments {
   MONOLANE_DEVICE void mask_values(int i, int last) {
     const int token = lane_id() % 4 * 2;
     const auto mask = [&](int r) { return (r <= last ? 0xffffu : 0u) | (r + 1 <= last ? 0xffff0000u : 0u); };
-    const uint32_t xz = mask(token), yw = mask(token + 8);
+    const uint32_t xy = mask(token), zw = mask(token + 8);
 #pragma unroll
     for (int j = 0; j < kValueFragments; j++) {
       Word4& fragment = values[i * kValueFragments + j];
-      fragment.x &= xz, fragment.y &= yw, fragment.z &= xz, fragment.w &= yw;
+      fragment.x &= xy, fragment.y &= xy, fragment.z &= zw, fragment.w &= zw;
     }
   }
 
@@ -246,8 +246,8 @@ class SoftmaxState<true> {
 #pragma unroll
         for (int j = first; j < lesser(first + kTogether, kValueFragments); j++) {
           const Word4& value = kv.values[i * kValueFragments + j];
-          ptx::mma(accumulator_[2 * j], probabilities[i][0], probabilities[i][1], probabilities[i][2], probabilities[i][3], value.x, value.y);
-          ptx::mma(accumulator_[2 * j + 1], probabilities[i][0], probabilities[i][1], probabilities[i][2], probabilities[i][3], value.z, value.w);
+          ptx::mma(accumulator_[2 * j], probabilities[i][0], probabilities[i][1], probabilities[i][2], probabilities[i][3], value.x, value.z);
+          ptx::mma(accumulator_[2 * j + 1], probabilities[i][0], probabilities[i][1], probabilities[i][2], probabilities[i][3], value.y, value.w);
         }
   }
 
@@ -376,7 +376,7 @@ class SoftmaxState<false> {
       for (int j = 0; j < kValueFragments; j++) {
         const Word4& value = kv.values[i * kValueFragments + j];
         if (kFirstStep && i == 0) accumulator_[j][0] = accumulator_[j][1] = accumulator_[j][2] = accumulator_[j][3] = 0.0f;
-        ptx::mma(accumulator_[j], value.x, value.z, value.y, value.w, probabilities[i][0], probabilities[i][1]);
+        ptx::mma(accumulator_[j], value.x, value.y, value.z, value.w, probabilities[i][0], probabilities[i][1]);
       }
   }
 
@@ -408,22 +408,22 @@ class SoftmaxState<false> {
     }
   }
 
- private:
   // The attention scores of all queries with the keys of one page. Columns beyond the last query repeat it; their results are not used.
   MONOLANE_DEVICE static void score(const Word4* keys, int rows, float (&scores)[4]) {
     const uint16_t* q = attention::queries() + min(lane_id() / 4, rows - 1) * kQueryStride + lane_id() % 4 * 8;
-    float sums[2][4] = {};
+    float sums[4][4] = {};  // so that few products depend on one before
 #pragma unroll
     for (int u = 0; u < kDimFragments; u++) {
       const Word4 query = *reinterpret_cast<const Word4*>(q + u * kKBlock);
       const Word4 &first = keys[u], &second = keys[kDimFragments + u];
-      ptx::mma(sums[0], first.x, second.x, first.y, second.y, query.x, query.y);
-      ptx::mma(sums[1], first.z, second.z, first.w, second.w, query.z, query.w);
+      ptx::mma(sums[u % 2 * 2], first.x, second.x, first.y, second.y, query.x, query.y);
+      ptx::mma(sums[u % 2 * 2 + 1], first.z, second.z, first.w, second.w, query.z, query.w);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) scores[i] = sums[0][i] + sums[1][i];
+    for (int i = 0; i < 4; i++) scores[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
   }
 
+ private:
   RowState rows_[2];
   float accumulator_[kValueFragments][4];
 };

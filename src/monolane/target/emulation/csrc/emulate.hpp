@@ -385,6 +385,7 @@ MONOLANE_DEVICE void nanosleep(int ns) {
   emulate::poll("nanosleep");
 }
 MONOLANE_DEVICE float rsqrt(float x) { return 1.0f / std::sqrt(x); }
+MONOLANE_DEVICE float reciprocal(float x) { return 1.0f / x; }
 MONOLANE_DEVICE float exp(float x) { return std::exp(x); }
 MONOLANE_DEVICE float exp2(float x) { return std::exp2(x); }
 MONOLANE_DEVICE float log2(float x) { return std::log2(x); }
