@@ -334,10 +334,10 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
         constexpr bool kWhole = kHeadDim % 16 == 0;  // d % 16 < 8, so the place of element d + 8 is known from that of element d
         split_attention.publish_output(
             rows,
-            [&](uint32_t* to, int row, int d, const float (&v)[2]) {
+            [&](uint32_t* to, int row, int d, uint32_t first, uint32_t last) {
               uint32_t* second = kWhole ? to + (kAnyLowBit ? 4 : 8) : place(row, d + 8);
-              if (kWhole || d < kHeadDim) ptx::store_relaxed(to, tagged(v[0], step));
-              if (kWhole || d + 8 < kHeadDim) ptx::store_relaxed(second, tagged(v[1], step));
+              if (kWhole || d < kHeadDim) ptx::store_relaxed(reinterpret_cast<uint64_t*>(to), tagged_pair(first, step));
+              if (kWhole || d + 8 < kHeadDim) ptx::store_relaxed(reinterpret_cast<uint64_t*>(second), tagged_pair(last, step));
             },
             publish_lse);
       } else {

@@ -18,6 +18,8 @@ constexpr uint32_t kMaxTag = (1u << kTagBits) - 1;
 static_assert(kTagBits <= 16 && kMaxTag >= kStageCount, "a pass needs a tag for every stage");
 
 MONOLANE_DEVICE uint32_t tagged(float v, uint32_t step) { return bf16_bits(v) << 16 | step; }
+// Two of them, of a pair of bf16.
+MONOLANE_DEVICE uint64_t tagged_pair(uint32_t pair, uint32_t step) { return static_cast<uint64_t>((pair & 0xffff0000u) | step) << 32 | (pair << 16 | step); }
 MONOLANE_DEVICE bool is_tagged(uint32_t word, uint32_t step) { return ((word ^ step) & 0xffffu) == 0; }
 MONOLANE_DEVICE float value_of(uint32_t word) { return ptx::float_of(word & 0xffff0000u); }
 

@@ -118,15 +118,15 @@ constexpr To kOneRow = P::Format::kIsInteger ? To::kIntegers : To::kShared;
 // Stores eight consecutive columns as integers at `x`, and what belongs to their group at `about`. The 4 threads of a group call it together. The scale
 // of a group is its largest magnitude / 16256; program/activations.py says the same.
 MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_t* about) {
-  constexpr float kLargest = 16256.0f, kSmallest = 1e-30f;  // 127 * 128; a group without a value larger than kSmallest becomes zeros
+  constexpr float kLargest = 16256.0f;  // 127 * 128
   float pairs[4];  // NaN where any value is
 #pragma unroll
   for (int i = 0; i < 4; i++) pairs[i] = ptx::larger_magnitude(v[0][i], v[1][i]);
   float largest = ptx::larger_magnitude(ptx::larger_magnitude(pairs[0], pairs[1]), ptx::larger_magnitude(pairs[2], pairs[3]));
 #pragma unroll
   for (int mask = 1; mask < 4; mask *= 2) largest = ptx::larger_magnitude(largest, ptx::shuffle_xor(largest, mask));
-  const bool finite = largest < kInfinity, counts = finite && largest >= kSmallest;
-  const float factor = counts ? ptx::divide(kLargest, largest) : 0.0f;
+  // Where no value is larger than 1e-34 or so, the factor is infinite, and the integers are anything: times the scale, they are 0 or nearly so.
+  const float factor = kLargest * ptx::reciprocal(largest);
   // An integer n and 64 are added to 1.5 * 2^23. Then the lowest bits of the sum are those of n + 64 = 128 * high + (low + 64): low + 64 in bits 0 to 6,
   // high in bits 7 to 14.
   constexpr float kShift = 12582912.0f + 64.0f;
@@ -143,10 +143,12 @@ MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_
     to[0] = high, to[kLowParts / 2] = low + (low & 0x40404040u) * 2;
   }
   sum += ptx::shuffle_xor(sum, 1);
-  uint32_t* to = reinterpret_cast<uint32_t*>(about);
-  const float scale = largest * (1.0f / kLargest);
-  if (lane_id() % 4 == 0) to[0] = counts ? ptx::bits_of(scale) : finite ? 0 : 0x7fc00000u, to[1] = sum;
-  if (lane_id() % 4 == 2) to[2] = sum;
+  // Zero times infinity is not a number: so is the scale of a group with a value that is not finite.
+  const float scale = ptx::multiply_add(largest, 0.0f, largest * (1.0f / kLargest));
+  // The first thread stores the scale and the sum of the first half, the third one the sum of the last half and, behind it, what nobody reads.
+  const int thread = lane_id() % 4;
+  if (thread % 2 == 0)
+    reinterpret_cast<uint64_t*>(about)[thread / 2] = thread ? sum : static_cast<uint64_t>(sum) << 32 | ptx::bits_of(scale);
 }
 
 // Multiplies columns by the weights of the norm; returns their sum of squares before that.

@@ -51,9 +51,7 @@ class ShortSplit {
   template <class Place>
   MONOLANE_DEVICE void find_output(int rows, Place place) {
 #pragma unroll
-    for (int j = 0; j < kEach; j++)
-#pragma unroll
-      for (int r = 0; r < 2; r++) output_[j][r] = place(min(row(r), rows - 1), dim(j));
+    for (int j = 0; j < kEach; j++) output_[j] = place(min(lane_id() / 4, rows - 1), dim(j));
   }
 
   // Computes the probabilities of this warp's pages, not normalised, and stores them in the scratch, as the B operand that a thread has of a page.
@@ -112,8 +110,8 @@ class ShortSplit {
     }
   }
 
-  // Multiplies the probabilities with this warp's dimensions of the values. Calls `publish(word of the first, row, d, values of dimensions d and d + 8)` for
-  // what a thread has of the output, and `publish_lse(row, LSE of the split)` once for each row.
+  // Multiplies the probabilities with this warp's dimensions of the values. Calls `publish(word of d, row, d, bf16 of dimensions d and d + 1, of d + 8 and d + 9)`
+  // for what a thread has of the output, and `publish_lse(row, LSE of the split)` once for each row.
   template <class Publish, class PublishLse>
   MONOLANE_DEVICE void publish_output(int rows, Publish publish, PublishLse publish_lse) {
     if (has_newest()) insert_new_value();
@@ -145,12 +143,11 @@ class ShortSplit {
       scale[r] = ptx::reciprocal(sums[r]);  // the highest score of a row has the probability 1, or its sink has
     }
 #pragma unroll
-    for (int j = 0; j < kEach; j++)
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const float both[2] = {output[j][r] * scale[r], output[j][2 + r] * scale[r]};
-        if (row(r) < rows && has(j)) publish(output_[j][r], row(r), dim(j), both);
-      }
+    for (int j = 0; j < kEach; j++) {
+      const uint32_t first = ptx::transpose(ptx::bf16_pair(output[j][0] * scale[0], output[j][1] * scale[1]));
+      const uint32_t last = ptx::transpose(ptx::bf16_pair(output[j][2] * scale[0], output[j][3] * scale[1]));
+      if (lane_id() / 4 < rows && has(j)) publish(output_[j], lane_id() / 4, dim(j), first, last);
+    }
     if (warp_id() == 0 && lane_id() < 4)
 #pragma unroll
       for (int r = 0; r < 2; r++)
@@ -165,8 +162,8 @@ class ShortSplit {
 
   // Whether this warp has a j-th value fragment.
   MONOLANE_DEVICE static bool has(int j) { return kValueFragments % kConsumerWarps == 0 || warp_id() + j * kConsumerWarps < kValueFragments; }
-  // The first of this thread's dimensions of the j-th fragment; the other one is 8 further.
-  MONOLANE_DEVICE static int dim(int j) { return (warp_id() + j * kConsumerWarps) * 16 + lane_id() / 4; }
+  // The first dimension of the output that this thread publishes of the j-th fragment. The second one is the next, and two are 8 further.
+  MONOLANE_DEVICE static int dim(int j) { return (warp_id() + j * kConsumerWarps) * 16 + lane_id() % 4 * 2; }
   // The rows of a thread: columns of a product.
   MONOLANE_DEVICE static int row(int r) { return lane_id() % 4 * 2 + r; }
   // The page of the last position, and whether it belongs to this split.
@@ -186,7 +183,7 @@ class ShortSplit {
     const uint32_t xy = cached(first), zw = cached(first + 8), new_xy = here(first), new_zw = here(first + 8);
 #pragma unroll
     for (int j = 0; j < kEach; j++) {
-      const auto value = [&](int half) { return attention::new_value()[dim(j) + half * 8] * 0x10001u; };
+      const auto value = [&](int half) { return attention::new_value()[(warp_id() + j * kConsumerWarps) * 16 + half * 8 + lane_id() / 4] * 0x10001u; };
       const uint32_t above = value(0), below = value(1);
       Word4& page = newest_[j];
       page.x = (page.x & xy) | (above & new_xy), page.y = (page.y & xy) | (below & new_xy);
@@ -197,7 +194,7 @@ class ShortSplit {
   const int layer_, head_, position_, first_page_, end_;
   float sinks_[2];  // of the rows of this thread, where the model has sinks
   float row_max_[2];
-  uint32_t* output_[kEach][2];  // see find_output()
+  uint32_t* output_[kEach];  // see find_output()
   KvFragments kv_;  // keys
   Word4 values_[kSplitPages][kEach], newest_[kEach];
 };
