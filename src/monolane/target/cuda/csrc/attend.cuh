@@ -454,46 +454,55 @@ MONOLANE_DEVICE float prepare_splits(int splits, uint32_t step) {
   constexpr To kTo = kOneRow<P>;
   constexpr int kBurst = burst_of<P, kConsumers, 2, kTo>();
   using Own = Fours<kTo, kConsumers>;
+  // Fours whose elements are of one head: a thread's pairs of fours, where it has pairs.
+  constexpr int kOfHead = Own::kTogether > 1 && kHeadDim % (4 * Own::kTogether) == 0 ? Own::kTogether : 1, kLses = kBurst / kOfHead;
   return prepare_with<P, kConsumers, kBurst, kTo>(0, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
-    Word4 words[kBurst][kFusedSplits] = {};
-    uint64_t split_lses[kBurst][kFusedSplits] = {};
+    Word4 words[kBurst][kFusedSplits];
+    uint64_t lses[kLses][kFusedSplits];
+    const auto exists = [&](int j, int i) { return i < splits && base + Own::offset(j) < kQueryDims; };
     for (;;) {
       bool ready = true;
 #pragma unroll
       for (int j = 0; j < kBurst; j++)
 #pragma unroll
         for (int i = 0; i < kFusedSplits; i++) {
+          if (!exists(j, i)) continue;
           const int k = base + Own::offset(j);
-          if (i >= splits || k >= kQueryDims) continue;
           words[j][i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(partial_output(0, i, k)));
-          split_lses[j][i] = ptx::load_relaxed(split_lse(0, i, k / kHeadDim));
+          if (j % kOfHead == 0) lses[j / kOfHead][i] = ptx::load_relaxed(split_lse(0, i, k / kHeadDim));
         }
 #pragma unroll
       for (int j = 0; j < kBurst; j++)
 #pragma unroll
         for (int i = 0; i < kFusedSplits; i++) {
-          const int k = base + Own::offset(j);
-          if (i >= splits || k >= kQueryDims) continue;
+          if (!exists(j, i)) continue;
           const uint32_t wrong = (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
-          ready &= (wrong & 0xffffu) == 0 && static_cast<uint32_t>(split_lses[j][i]) == step;
+          ready &= (wrong & 0xffffu) == 0 && (j % kOfHead != 0 || static_cast<uint32_t>(lses[j / kOfHead][i]) == step);
         }
       if (kShuffles<P> ? all_ready(ready) : ready || shared::failed()) break;
     }
 #pragma unroll
-    for (int j = 0; j < kBurst; j++) {
-      MergeState merged;
-      float lse[kFusedSplits], factor[kFusedSplits];
+    for (int n = 0; n < kLses; n++) {
+      if (!exists(n * kOfHead, 0)) continue;
+      float factor[kFusedSplits], row_max = -kInfinity, row_sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kFusedSplits; i++) lse[i] = i < splits ? ptx::float_of(static_cast<uint32_t>(split_lses[j][i] >> 32)) : -kInfinity;
-      merged.add(lse, factor);
+      for (int i = 0; i < kFusedSplits; i++) {
+        factor[i] = i < splits ? ptx::float_of(static_cast<uint32_t>(lses[n][i] >> 32)) : -kInfinity;
+        row_max = fmaxf(row_max, factor[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kFusedSplits; i++) row_sum += factor[i] = ptx::exp2(factor[i] - row_max);
+      const float scale = ptx::reciprocal(row_sum);  // at least 1
 #pragma unroll
       for (int i = 0; i < kFusedSplits; i++) {
         if (i >= splits) continue;
-        v[j][0] += factor[i] * value_of(words[j][i].x), v[j][1] += factor[i] * value_of(words[j][i].y);
-        v[j][2] += factor[i] * value_of(words[j][i].z), v[j][3] += factor[i] * value_of(words[j][i].w);
-      }
+        const float share = factor[i] * scale;
 #pragma unroll
-      for (int i = 0; i < 4; i++) v[j][i] = ptx::divide(v[j][i], merged.row_sum);
+        for (int j = n * kOfHead; j < (n + 1) * kOfHead; j++) {
+          v[j][0] += share * value_of(words[j][i].x), v[j][1] += share * value_of(words[j][i].y);
+          v[j][2] += share * value_of(words[j][i].z), v[j][3] += share * value_of(words[j][i].w);
+        }
+      }
     }
   });
 }

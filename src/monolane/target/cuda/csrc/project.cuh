@@ -44,6 +44,7 @@ namespace monolane {
 // warp has kWarpShares shares. So the order of a sum does not depend on the number of tiles in a chunk.
 //
 // Where each chosen expert has an input of its own (kSegments), a tile has the chunks of one expert after those of the other, or a chunk has several tiles of one expert.
+constexpr int kFewTiles = 4;  // a warpgroup has two of them: so few that an input in integers is not worth preparing for several tiles
 template <class P, int kChunkTiles, int kSegments = 1>
 struct WarpgroupShare {
   static constexpr int kShares = lesser(P::kChunkFragments, kWarpgroupWarps);  // that have any fragments
@@ -58,7 +59,7 @@ struct WarpgroupShare {
   static constexpr bool kWholeTiles = kChunks == 1;
   static_assert(kWholeTiles || kChunks % kWarpgroups == 0, "a warpgroup's chunks are the same ones of every tile");
   static_assert(P::kTileRows * kKBlocks == kMmaCols, "a fragment fills all columns of B");
-  static constexpr bool kMasksPairs = kKBlocks > 1 || kSegments > 1;
+  static constexpr bool kMasksPairs = kKBlocks > 1 || kSegments > 1 || P::kMaxTiles <= kFewTiles;
   static constexpr int kOwnChunks = kWholeTiles ? 1 : kChunks / kWarpgroups;          // of a tile that the warpgroup takes
   static constexpr int kWarpFragments = divide_up(kChunkFragments, kWarpgroupWarps);  // most fragments of a share
   // By how many warps the second warpgroup is turned against the first. The warps of a scheduler are those with the same number in both. Where the fragments of a tile cannot be
