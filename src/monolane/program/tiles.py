@@ -16,10 +16,12 @@ Where tiles are ``for_gpu``, 4-bit codes lie in another order. Those that are lo
 word in order, 4c to 4c + 3 and then 16 + 4c to 19 + 4c: an instruction looks up four of them that lie side by side. Of
 the others, a word has two groups, 2i in the low 4 bits of a byte and 2i + 1 above. Of the four words of 4 groups, two
 have columns 4c to 4c + 3 of both pairs, and two have columns 16 + 4c to 19 + 4c: a thread's A operand, in the order of
-its registers (csrc/lowbit.cuh of the CUDA target says more). 6-bit codes of four groups, less their zero, lie in three words
-each for columns 4c to 4c + 3 and for columns 16 + 4c to 19 + 4c: word i has those of group i in the upper bits of its
-bytes, and bits 2i and 2i + 1 of group 3 below. Four of the six words are those of ``codes``, two those of ``high``. To
-signed scales of 16 columns 128 is added: bytes become numbers in fewer instructions so.
+its registers (csrc/lowbit.cuh of the CUDA target says more).
+
+6-bit codes of four groups, less their zero, lie in three words for columns 4c to 4c + 3 and in three for columns 16 +
+4c to 19 + 4c: word i has those of group i in the upper bits of its bytes, and bits 2i and 2i + 1 of group 3 below. Four
+of the six words are those of ``codes``, two those of ``high``. Signed scales of 16 columns have 128 added, so that
+fewer instructions make a number of a byte.
 
 Half tiles have half the rows, and an even number of super-blocks. Two neighbours lie as one of a whole tile does, the
 first as its first rows, the second as its last.

@@ -221,15 +221,15 @@ class Consumer {
     // The bias of the first result that this thread will finish is loaded early, that of an expert as soon as it is chosen. Loaded in finish(), it would
     // be waited for after the last MMA, when nothing else is left to do.
     RowBias bias;
-    if (P::kExperts == 1) bias = decode_bias<P>(tiles, thread_id());
+    if (P::kExperts == 1) bias = decode_bias<P>(tiles, own_result<P>());
     const auto prepare = [&] {
       if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
-      if (P::kTakesInput && P::kExperts > 1) bias = decode_bias<P>(tiles, thread_id());
+      if (P::kTakesInput && P::kExperts > 1) bias = decode_bias<P>(tiles, own_result<P>());
       if constexpr (P::kTakesInput) return stage_scale;
       const float squares = prepare_decode<P>(tiles.layer, now);
       if constexpr (P::kChooses) choose_for_decode<P>(step_ - 1);  // the input is older than the logits, and has been there before them
-      const float scale = finish_prepare<P>(squares);
-      if (P::kExperts > 1) bias = decode_bias<P>(tiles, thread_id());
+      const float scale = finish_prepare<P, kOneRow<P>>(squares);
+      if (P::kExperts > 1) bias = decode_bias<P>(tiles, own_result<P>());
       if (!P::kEndsStage) stage_scale = scale;
       mark<false>(tiles.stage, 1);
       if (late) {
@@ -240,7 +240,7 @@ class Consumer {
       return scale;
     };
     const auto finish_row = [&](int local, int, float first, float second, float scale) {
-      const RowBias own = kOneResult<P> || local == thread_id() ? bias : decode_bias<P>(tiles, local);
+      const RowBias own = kOneResult<P> || local == own_result<P>() ? bias : decode_bias<P>(tiles, local);
       const Chosen chosen = decode_choice<P>(tiles, local);
       if constexpr (kIsDealt<P>) local = DealtRow<P>(tiles, local).row - tiles.first_row;  // finish() adds first_row
       finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best);
@@ -345,7 +345,7 @@ class Consumer {
       const float squares = P::kStage == kFirstStage && layer == 0
                                 ? prepare_embedding<P, kConsumers, To::kGlobal>(layer, token_at<true>(now, row), to, thread_id())
                                 : prepare_plain<P, kConsumers, To::kGlobal>(layer, plain + row * kStride, to, thread_id());
-      const float scale = finish_prepare<P>(squares);
+      const float scale = finish_prepare<P, To::kGlobal>(squares);
       if (thread_id() == 0) ptx::store_relaxed(buffers().prefill_scales + row, ptx::bits_of(scale));
       sync_consumers();  // all threads have read the sums of squares in shared::reduce()
     }
@@ -359,7 +359,7 @@ class Consumer {
   MONOLANE_DEVICE void project_last_row(const StageTiles& tiles, const Pass& now, Cursor<true>& cursor, uint64_t& best) {
     constexpr int kBuffer = P::kReads;
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[kBuffer] + (now.rows - 1) * kBufferStrides[kBuffer];
-    const auto prepare = [&] { return finish_prepare<P>(prepare_plain<P, kConsumers, kOneRow<P>>(0, plain, shared::x(), thread_id())); };
+    const auto prepare = [&] { return finish_prepare<P, kOneRow<P>>(prepare_plain<P, kConsumers, kOneRow<P>>(0, plain, shared::x(), thread_id())); };
     project<true, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, [&](int local, int, float first, float second, float scale) {
       finish<true, P>(tiles, now, local, now.rows - 1, first * scale, second * scale, bias_of<P>(tiles.layer, tiles.first_row + local), Chosen(), best);
     });
@@ -380,7 +380,7 @@ class Consumer {
       float up = second + bias.second;
       if constexpr (P::kGateLimited) v = fminf(v, P::kGateLimit), up = fmaxf(-P::kGateLimit, fminf(up, P::kGateLimit));
       const float slope = P::kGateSlope, shift = P::kGateShift;
-      v = ptx::divide(v, 1.0f + ptx::exp(slope == 1.0f ? -v : -slope * v)) * (shift == 0.0f ? up : up + shift);
+      v *= ptx::reciprocal(1.0f + ptx::exp(slope == 1.0f ? -v : -slope * v)) * (shift == 0.0f ? up : up + shift);
       if constexpr (P::kLogit != kNone) v *= chosen.weight;
       publish_activation<kPrefill>(kBuffer, chosen.place * P::kOutputStride + output_row, row, v, step_);
     } else if constexpr (kOutput == Output::kResidual) {
@@ -517,7 +517,7 @@ class Consumer {
     const uint16_t* plain = buffers().prefill_activations + kPrefillOffsets[kBuffer] + row * kBufferStrides[kBuffer];
     const float squares =
         kPrefill ? prepare_plain<LaneStream, kConsumers>(0, plain, shared::x(), thread_id()) : prepare_words<LaneStream>(0, step_ - 1);
-    const float scale = finish_prepare<LaneStream>(squares);
+    const float scale = finish_prepare<LaneStream, To::kShared>(squares);
     note_wait(kWaitLanes);
     sync_consumers();  // all threads have read the sums of squares in shared::reduce()
     return scale;

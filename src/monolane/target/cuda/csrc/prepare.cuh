@@ -116,15 +116,21 @@ template <class P>
 constexpr To kOneRow = P::Format::kIsInteger ? To::kIntegers : To::kShared;
 
 // Stores eight consecutive columns as integers at `x`, and what belongs to their group at `about`. The 4 threads of a group call it together. The scale
-// of a group is its largest magnitude / 16256; program/activations.py says the same.
-MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_t* about) {
+// of a group is its largest magnitude / 16256; program/activations.py says the same. `between()` is called five times, where there is time for a shuffle: its
+// own have to wait for each other.
+template <class Between>
+MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_t* about, Between between) {
   constexpr float kLargest = 16256.0f;  // 127 * 128
   float pairs[4];  // NaN where any value is
 #pragma unroll
   for (int i = 0; i < 4; i++) pairs[i] = ptx::larger_magnitude(v[0][i], v[1][i]);
   float largest = ptx::larger_magnitude(ptx::larger_magnitude(pairs[0], pairs[1]), ptx::larger_magnitude(pairs[2], pairs[3]));
 #pragma unroll
-  for (int mask = 1; mask < 4; mask *= 2) largest = ptx::larger_magnitude(largest, ptx::shuffle_xor(largest, mask));
+  for (int mask = 1; mask < 4; mask *= 2) {
+    const float other = ptx::shuffle_xor(largest, mask);
+    between();
+    largest = ptx::larger_magnitude(largest, other);
+  }
   // Where no value is larger than 1e-34 or so, the factor is infinite, and the integers are anything: times the scale, they are 0 or nearly so.
   const float factor = kLargest * ptx::reciprocal(largest);
   // An integer n and 64 are added to 1.5 * 2^23. Then the lowest bits of the sum are those of n + 64 = 128 * high + (low + 64): low + 64 in bits 0 to 6,
@@ -136,13 +142,16 @@ MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_
     uint32_t n[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) n[i] = ptx::bits_of(v[four][i] * factor + kShift), sum += n[i];
+    between();
     const uint32_t first = ptx::byte_perm(n[0], n[1], 0x5410), last = ptx::byte_perm(n[2], n[3], 0x5410);
     const uint32_t high = ptx::byte_perm(first >> 7, last >> 7, 0x6420);
     const uint32_t low = (ptx::byte_perm(first, last, 0x6420) & 0x7f7f7f7fu) ^ 0x40404040u;  // 7-bit integers, which become 8-bit ones
     uint32_t* to = reinterpret_cast<uint32_t*>(x + four * 8);
     to[0] = high, to[kLowParts / 2] = low + (low & 0x40404040u) * 2;
   }
-  sum += ptx::shuffle_xor(sum, 1);
+  const uint32_t other = ptx::shuffle_xor(sum, 1);
+  between();
+  sum += other;
   // Zero times infinity is not a number: so is the scale of a group with a value that is not finite.
   const float scale = ptx::multiply_add(largest, 0.0f, largest * (1.0f / kLargest));
   // The first thread stores the scale and the sum of the first half, the third one the sum of the last half and, behind it, what nobody reads.
@@ -211,6 +220,11 @@ struct Fours {
   static constexpr int word_offset(int j) { return j / kTogether * kStride + j % kTogether * kSecondHalf; }
 };
 
+// Whether prepare_with() returns the sum of squares of the whole warp: where a thread has no more than 8 columns, and makes integers of them. Then both kinds of
+// shuffles are on their way at the same time.
+template <class P, To kTo>
+constexpr bool kSumsWarps = kTo == To::kIntegers && P::kNorm != kNone && kPaddedCols<P> <= Fours<kTo, kConsumers>::kStride;
+
 // Prepares columns [0, kCols), and zeros up to kPaddedCols, with kThreadCount threads, of which this one is `thread`, kBurst fours at a time.
 // `fetch(base, v)` fills v with the fours at base + offset(0), base + offset(1), … of a burst. The norm weights of a burst are loaded before `fetch` is
 // called, so that they arrive while `fetch` polls. Returns this thread's sum of squares.
@@ -255,7 +269,10 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
       if constexpr (kIntegers) {
         const int at = from / kBlockCols * kBlockElements;
         const float eight[2][4] = {{v[j][0], v[j][1], v[j][2], v[j][3]}, {v[j + 1][0], v[j + 1][1], v[j + 1][2], v[j + 1][3]}};
-        store_integers(eight, to + at, about + at);
+        int mask = kSumsWarps<P, kTo> ? 16 : 0;
+        store_integers(eight, to + at, about + at, [&] {
+          if (mask) squares += ptx::shuffle_xor(squares, mask), mask /= 2;
+        });
       } else {
         store_four<P, kTo>(v[j], to + from);
       }
@@ -365,13 +382,13 @@ MONOLANE_DEVICE float norm_scale(float squares) {
 
 // Waits until all consumer warps have stored their part of a row's input. Returns the row's factor 1 / rms, summed over all consumer threads from
 // their sums of squares, or 1 where the projection has no norm.
-template <class P>
+template <class P, To kTo>
 MONOLANE_DEVICE float finish_prepare(float squares) {
   if constexpr (P::kNorm == kNone) {
     sync_consumers();
     return 1.0f;
   } else {
-    squares = warp_sum(squares);
+    if (!kSumsWarps<P, kTo>) squares = warp_sum(squares);
     if (lane_id() == 0) shared::reduce()[warp_id()] = squares;
     sync_consumers();
     float total = 0.0f;

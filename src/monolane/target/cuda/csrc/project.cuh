@@ -381,6 +381,15 @@ constexpr int kRowsOfTile = P::kOutput == Output::kGate ? P::kTileRows / 2 : P::
 template <class P>
 constexpr bool kOneResult = P::kMaxTiles * kRowsOfTile<P> <= kConsumers && P::kMaxTiles <= kDecodeBatch / 2;
 
+// Whether a result of a decode pass has two threads: one adds up the sums of a gate row, and its neighbour those of the up row.
+template <class P>
+constexpr bool kTwoThreads = P::kOutput == Output::kGate && kOneResult<P> && 2 * P::kMaxTiles * kRowsOfTile<P> <= kConsumers;
+// The first result of a decode pass that this thread will finish.
+template <class P>
+MONOLANE_DEVICE int own_result() {
+  return kTwoThreads<P> ? thread_id() / 2 : thread_id();
+}
+
 // Calls `finish` for every result of a batch: tiles [first, first + count), of which the sums lie in shared memory, and `rows` rows of the pass.
 template <class P, class S, int kInputRows, class Finish>
 MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, Finish finish) {
@@ -395,7 +404,12 @@ MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, F
     finish((first + tile) * kPerTile + output_row, row, sum, second, scale);
   };
   const uint32_t own = thread_id();
-  if constexpr (kInputRows == 1 && kOneResult<P>) {
+  if constexpr (kInputRows == 1 && kTwoThreads<P>) {
+    if (own / 32 * 32 >= 2 * results) return;  // the warp has none
+    const uint32_t result = min(own / 2, results - 1);
+    const float sum = row_sum<P, S, kInputRows>(result / kPerTile, 2 * (result % kPerTile) + own % 2, 0), other = ptx::shuffle_xor(sum, 1);
+    if (own % 2 == 0 && own < 2 * results) finish(first * kPerTile + result, 0, sum, other, scale);
+  } else if constexpr (kInputRows == 1 && kOneResult<P>) {
     if (own < results) finish_one(own);
   } else {
 #pragma unroll 1
