@@ -131,7 +131,7 @@ MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_
     between();
     largest = ptx::larger_magnitude(largest, other);
   }
-  // Where no value is larger than 1e-34 or so, the factor is infinite, and the integers are anything: times the scale, they are 0 or nearly so.
+  // Where no value is larger than 5e-35 or so, the factor is infinite, and the integers are anything: times the scale, they are 0 or nearly so.
   const float factor = kLargest * ptx::reciprocal(largest);
   // An integer n and 64 are added to 1.5 * 2^23. Then the lowest bits of the sum are those of n + 64 = 128 * high + (low + 64): low + 64 in bits 0 to 6,
   // high in bits 7 to 14.

@@ -2,7 +2,7 @@
 // keys are divided by pages, the values by dimensions:
 //
 //   keys      warp w has pages w * kStepPages, ... of the split, and computes their probabilities
-//   values    warp w has 16 dimensions (a value fragment) of all pages, and computes these dimensions of the output.
+//   values    warp w has 16 dimensions (a value fragment) of all pages, and computes these dimensions of the output
 //
 // So the warps exchange row maxes and probabilities through the scratch, and not accumulators, as those of SplitAttention do: a tenth of the bytes, and nothing
 // is rescaled. The sum of the probabilities is a product of theirs with ones. Every sum has a fixed order. With heads of 64 dimensions half of the warps would
@@ -155,9 +155,9 @@ class ShortSplit {
   }
 
  private:
-  static constexpr int kPageOperand = 32 * 8;                                                                                      // bytes of the probabilities of a page
+  static constexpr int kPageOperand = 32 * 8;                               // bytes of the probabilities of a page
   static constexpr int kEach = divide_up(kValueFragments, kConsumerWarps);  // value fragments of a warp
-  static constexpr int kKeyWarps = divide_up(kSplitPages, kStepPages);  // that have any pages
+  static constexpr int kKeyWarps = divide_up(kSplitPages, kStepPages);      // that have any pages
   static_assert(!kFits || kSplitPages * kPageOperand <= kAttendBytes - kAccumulatorsOffset, "the probabilities do not fit the scratch");
 
   // Whether this warp has a j-th value fragment.
