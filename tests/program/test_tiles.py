@@ -67,6 +67,22 @@ def test_a_word_of_the_gpu_has_two_groups() -> None:
     assert [int(tape[place + 4 * word]) for word in range(4)] == [0x21, 0x43, 0xA9, 0xCB]
 
 
+def test_three_words_of_the_gpu_have_four_groups() -> None:
+    """Bytes of 4 * (code - zero) of groups 0 to 2, each with two bits of group 3: of the first columns, as the kernel
+    reads them."""
+    format = FORMATS["i6k16"]
+    rows = QuantRows.zeros(format, 8, 8)
+    row, c, b = 5, 2, 3
+    codes = (0, 33, 63, 0b100111)  # less 32: -32, 1, 31 and 7
+    for group, code in enumerate(codes):
+        rows.codes[row, group, 4 * c + b] = code & 15
+        rows.high[row, group, 4 * c + b] = code >> 4
+    place = 16 * (4 * row + c) + b
+    words = [int(tiles.pack(rows, 8, for_gpu=True)[place + 4 * word].view(np.int8)) for word in range(3)]
+    assert [word >> 2 for word in words] == [-32, 1, 31]
+    assert [word & 3 for word in words] == [0b11, 0b01, 0b00]
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     [

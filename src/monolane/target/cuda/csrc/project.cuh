@@ -545,7 +545,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
         store_sums<S, kInputRows>(Of::at(tile_of(i), part, share_of(i)), lane_index, sums, kByChunks && chunk > 0, exists(tile_of(i)));
       }
     }
-    if constexpr (kAddsUp) {
+    if constexpr (kAddsUp) {  // all units are done
     } else if constexpr (kKeepsInputs)
       kept[S::kWarpShares - 1].multiply(weights[kUnits - 1], fragments(), share_of(kUnits - 1), thread, sums);
     else if constexpr (kInputRows == 1)
