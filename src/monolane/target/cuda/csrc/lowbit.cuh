@@ -220,6 +220,10 @@ constexpr float kShifted = 8388608.0f;  // 2^23
 MONOLANE_DEVICE float shifted_byte(uint32_t word, int place, uint32_t exponent) { return ptx::float_of(ptx::byte_perm(word, exponent, 0x7540u | place)); }
 MONOLANE_DEVICE float byte_to_float(uint32_t word, int place, float zero = 0.0f) { return shifted_byte(word, place, 0x4b000000u) - (kShifted + zero); }
 
+// A byte of a word that is less than 128, as a half and kByte times the byte: the highest bits of the mantissa of a number between a half and 1. `half`: the bits of a half.
+constexpr float kByte = 1.0f / 256.0f;
+MONOLANE_DEVICE float fraction_of_byte(uint32_t word, int place, uint32_t half) { return ptx::float_of(ptx::byte_perm(word, half, 0x7044u | place << 8)); }
+
 // The numbers of a row and group as they are stored: 8, 16 or 32 bits of `scales`, and `blocks` of the super-block. `exponent`: the bits of kShifted; the
 // caller has them in a register, because an instruction that takes bytes has room for one constant, which is the places.
 template <class F>
@@ -257,6 +261,7 @@ struct IntegerThread {
   uint32_t second;     // half tiles: all bits set if the sums of its groups are of the second MMA, else none
   int32_t codes_unit;  // pairs: what a code of 1 counts in the sums of its groups: 16 where they are the second ones
   uint32_t exponent;   // see Scales
+  uint32_t half;       // see fraction_of_byte()
   uint32_t ones;       // all bits set (see look_up_halves)
 
   MONOLANE_DEVICE explicit IntegerThread(int lane_index)
@@ -264,6 +269,7 @@ struct IntegerThread {
         second(static_cast<uint32_t>(ptx::kept(-(own_group<kKBlocks>(lane_index) % 2)))),
         codes_unit(own_group<kKBlocks>(lane_index) % 2 ? 16 : 1),
         exponent(static_cast<uint32_t>(ptx::kept(0x4b000000))),
+        half(static_cast<uint32_t>(ptx::kept(0x3f000000))),
         ones(static_cast<uint32_t>(ptx::kept(-1))) {}
 
   // The sum of this thread's groups: high parts * 128 + low parts, which are in rows 0-7 or in rows 8-15 of C.
@@ -278,14 +284,19 @@ struct IntegerThread {
 // Minus each of the four integers of 8 bits, of which none is -128.
 MONOLANE_DEVICE uint32_t negated_bytes(uint32_t x) { return (0x80808080u - (x & 0x7f7f7f7fu)) ^ (~x & 0x80808080u); }
 
+// Whether the scales and minimums of groups are bytes, to be multiplied with those of the super-block (see multiply_integers).
+template <class F>
+constexpr bool kLowers = F::kScaling == Scaling::kBlockMin;
+
 // The input of a fragment in integers, what a thread has of it. F: the format of the weights. kMasksPairs: see multiply_integers().
 template <class F, int kKBlocks, bool kMasksPairs>
 struct IntegerInput {
   uint32_t operand[2][2][2];      // B of each MMA: [s][MMA][first or last 16 columns]
   uint32_t minus[2][2][2];        // minus the operands, where magnitudes are looked up
-  float scale[2];                 // of groups own_group() and 4 + own_group(); in pairs, of what a code of 1 counts in the sums
+  float scale[2];                 // of groups own_group() and 4 + own_group(); in pairs, of what a code of 1 counts in the sums; with kLowers, divided by kByte
   int32_t first[2], last[2];      // the sums of their integers, of the first and of the last 16 columns
-  float total[2];                 // first + last, multiplied with the scale of the group
+  float total[2];                 // first + last, multiplied with the scale of the group; with kLowers, divided by minus kByte
+  float halves;                   // kLowers: minus half of both totals
 
   // The place of a thread in the input of a fragment, in elements: of its operands of the first MMA.
   MONOLANE_DEVICE static int place(int lane_index) {
@@ -319,9 +330,11 @@ struct IntegerInput {
       const Word4 group = *reinterpret_cast<const Word4*>(about + s * kHalfGroups * 8);
       const float own = ptx::float_of(group.x);
       first[s] = static_cast<int32_t>(group.y), last[s] = static_cast<int32_t>(group.z);
-      total[s] = own * static_cast<float>(first[s] + last[s]);
-      scale[s] = F::kInPairs && own_group<kKBlocks>(lane_index) % 2 ? own * (1.0f / 16.0f) : own;
+      total[s] = (kLowers<F> ? own * (-1.0f / kByte) : own) * static_cast<float>(first[s] + last[s]);
+      constexpr float kUnit = kLowers<F> ? 1.0f / kByte : 1.0f;
+      scale[s] = F::kInPairs && own_group<kKBlocks>(lane_index) % 2 ? own * (kUnit / 16.0f) : own * kUnit;
     }
+    halves = -0.5f * (total[0] + total[1]);
   }
 };
 
@@ -337,13 +350,15 @@ MONOLANE_DEVICE void multiply_groups(int32_t (&first)[4], int32_t (&last)[4], co
     ptx::mma(first, upper[0], lower[0], upper[1], lower[1], x[0], x[1]);
 }
 
-// 1 row: the products of a fragment, of row g and the groups that the thread has. kMasksPairs: of codes in pairs MMA 0 has the low 4 bits of the bytes, as in half tiles.
+// 1 row: adds to `sum` the products of a fragment, of row g and the groups that the thread has. kMasksPairs: of codes in pairs MMA 0 has the low 4 bits of the bytes, as in half tiles.
 // Then x needs no negated bytes: to make these takes longer than to clear bits where an input is used for one chunk only.
 template <class F, int kKBlocks, bool kMasksPairs>
-MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<F, kKBlocks, kMasksPairs>& x, const IntegerThread<kKBlocks>& thread) {
+MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<F, kKBlocks, kMasksPairs>& x, const IntegerThread<kKBlocks>& thread, float sum) {
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16;  // sums of 16 columns: each half of a group has its own scale
   constexpr int kOther = kKBlocks - 1;
-  float result = 0.0f;
+  // With kLowers the scales and minimums of both groups are bytes less than 64, and multiplied with those of the super-block at the end. To the fraction of a minimum a half has
+  // been added: `halves` takes away what comes of it.
+  float result = kLowers<F> || kHalves ? 0.0f : sum, lowered = kLowers<F> ? x.halves : 0.0f;
 #pragma unroll
   for (int s = 0; s < 2; s++) {
     int32_t c[2][kKBlocks][4] = {};
@@ -386,25 +401,30 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
         multiply_groups<F>(c[0][i & kOther], c[1][i & kOther], upper, lower, x.operand[s][i]);
       }
     }
-    const Scales<F> own(weights.scales[s], weights.blocks[0], thread.exponent);
+    [[maybe_unused]] const Scales<F> own(weights.scales[s], weights.blocks[0], thread.exponent);
     // The sum of products with the codes less their zero.
-    const auto sum_of = [&](const int32_t (&n)[kKBlocks][4], int32_t sum) {
+    const auto sum_of = [&](const int32_t (&n)[kKBlocks][4], int32_t input) {
       const int32_t own = thread.own_sum(n);
       if constexpr (F::kInThrees || (F::kHasTable && !F::kHasSmallTable)) return static_cast<float>(own);
-      return static_cast<float>(own - F::kZero * (F::kInPairs ? thread.codes_unit : 1) * sum);
+      return static_cast<float>(own - F::kZero * (F::kInPairs ? thread.codes_unit : 1) * input);
     };
     if constexpr (kHalves) {
       result += x.scale[s] * (own.scale * sum_of(c[0], x.first[s]) + own.last_scale * sum_of(c[1], x.last[s]));
-      if (s) result *= own.of_block;
+      if (s) result = ptx::multiply_add(own.of_block, result, sum);
     } else {
       const float product = sum_of(c[0], x.first[s] + x.last[s]);
-      if constexpr (F::kScaling == Scaling::kScaleZero)
+      if constexpr (kLowers<F>) {
+        result += (x.scale[s] * product) * (fraction_of_byte(weights.scales[s], 0, thread.half) - 0.5f);
+        lowered = ptx::multiply_add(x.total[s], fraction_of_byte(weights.scales[s], 1, thread.half), lowered);
+      } else if constexpr (F::kScaling == Scaling::kScaleZero)
         result += own.scale * (x.scale[s] * product - own.zero * x.total[s]);
       else
         result += x.scale[s] * (own.scale * product);
-      if constexpr (F::kScaling == Scaling::kScaleMin || F::kScaling == Scaling::kBlockMin) result += own.minimum * x.total[s];
+      if constexpr (F::kScaling == Scaling::kScaleMin) result += own.minimum * x.total[s];
     }
   }
+  if constexpr (kLowers<F>)
+    result = ptx::multiply_add(ptx::half_to_float(weights.blocks[0]), result, ptx::multiply_add(ptx::upper_half_to_float(weights.blocks[0]), lowered, sum));
   return result;
 }
 

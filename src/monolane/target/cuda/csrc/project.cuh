@@ -140,7 +140,7 @@ struct DecodeInputs<S, kFirst, kCount, true, false> {
   MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, const ThreadOf<S>& thread, float (&sums)[4][4]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i++)
-      if (S::has(kFirst + i, fragments, warp)) sums[0][0] += multiply_integers(weights[kFirst + i], values[i], thread);
+      if (S::has(kFirst + i, fragments, warp)) sums[0][0] = multiply_integers(weights[kFirst + i], values[i], thread, sums[0][0]);
   }
 };
 
