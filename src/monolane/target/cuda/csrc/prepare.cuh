@@ -226,8 +226,8 @@ template <class P, To kTo>
 constexpr bool kSumsWarps = kTo == To::kIntegers && P::kNorm != kNone && kPaddedCols<P> <= Fours<kTo, kConsumers>::kStride;
 
 // Prepares columns [0, kCols), and zeros up to kPaddedCols, with kThreadCount threads, of which this one is `thread`, kBurst fours at a time.
-// `fetch(base, v)` fills v with the fours at base + offset(0), base + offset(1), … of a burst. The norm weights of a burst are loaded before `fetch` is
-// called, so that they arrive while `fetch` polls. Returns this thread's sum of squares.
+// `fetch(first, base, v)` fills v with the fours at base + offset(0), base + offset(1), … of a burst; `first` is the base of thread 0, which the compiler knows.
+// The norm weights of a burst are loaded before `fetch` is called, so that they arrive while `fetch` polls. Returns this thread's sum of squares.
 template <class P, int kThreadCount, int kBurst, To kTo = To::kShared, int kSegments = 1, class Fetch>
 MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fetch) {
   using Own = Fours<kTo, kThreadCount>;
@@ -259,7 +259,7 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
           weight[j] = gather(elements_of<P>(layer, from + own), [&](uint32_t i) { return ptx::bits_of(weights[static_cast<int>(i) - own]); });
       }
     }
-    fetch(first + own, v);
+    fetch(first, first + own, v);
 #pragma unroll
     for (int j = 0; j < kBurst; j++) squares += scale_four(v[j], weight[j]);
 #pragma unroll
@@ -305,25 +305,26 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   // Of a column among those of all segments: its place in its own segment, or kCols behind the last segment.
   const auto column_of = [](int k) { return kSegments == 1 ? k : k < kSegments * kPaddedCols<P> ? k % kPaddedCols<P> : kCols; };
   const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
-  const int own = Own::first(thread_id()), own_place = word_place(own);
+  const int own_place = word_place(Own::first(thread_id()));
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
   // Where some threads have no columns, a branch around their loads takes longer than loads of words that they do not need. Without it, and with the question
   // whether the launch has failed asked while words are on their way, a token of small models takes 2 to 4% less; with inputs in integers it takes more.
   constexpr bool kNoBranches = kTo == To::kShared && P::kOrder == kNone && kSegments == 1 && kPaddedCols<P> % Own::kStride != 0;
-  return prepare_with<P, kConsumers, kBurst, kTo, kSegments>(layer, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
+  return prepare_with<P, kConsumers, kBurst, kTo, kSegments>(layer, shared::x(), thread_id(), [&](int first, int base, float (&v)[kBurst][4]) {
     Word4 four[kBurst], from[kBurst];
 #pragma unroll
     for (int j = 0; j < kBurst; j++)
       if (P::kOrder != kNone && base + Own::offset(j) < kCols) from[j] = elements_of<P>(layer, base + Own::offset(j));
+#pragma unroll
+    for (int j = 0; j < kBurst; j++) four[j] = {blank, blank, blank, blank};
     for (;;) {
       uint32_t wrong = 0;
 #pragma unroll
       for (int j = 0; j < kBurst; j++) {
-        const int k = base + Own::offset(j), column = column_of(k), place = own_place + (base - own) + Own::word_offset(j);
-        four[j] = {blank, blank, blank, blank};
+        const int k = base + Own::offset(j), column = column_of(k), place = own_place + first + Own::word_offset(j);
         if (kNoBranches) {
           four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + (column < kCols ? place : 0)));
-        } else if (column < kCols) {  // buffers are padded to whole fragments
+        } else if ((kSegments == 1 && first + Own::offset(j) + Own::kStride <= kCols) || column < kCols) {  // the first part is known to the compiler
           if constexpr (P::kOrder == kNone)
             four[j] = ptx::load_relaxed(reinterpret_cast<const Word4*>(words + place));
           else
@@ -358,7 +359,7 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
 template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_embedding(int layer, int32_t token, uint16_t* x, int thread) {
   using Own = Fours<kTo, kThreadCount>;
-  return prepare_with<P, kThreadCount, Own::kTogether, kTo>(layer, x, thread, [&](int base, float (&v)[Own::kTogether][4]) {
+  return prepare_with<P, kThreadCount, Own::kTogether, kTo>(layer, x, thread, [&](int, int base, float (&v)[Own::kTogether][4]) {
 #pragma unroll
     for (int j = 0; j < Own::kTogether; j++) {
       const int k = base + Own::offset(j);
@@ -404,7 +405,7 @@ template <class P, int kThreadCount, To kTo = To::kShared>
 MONOLANE_DEVICE float prepare_plain(int layer, const uint16_t* plain, uint16_t* x, int thread) {
   constexpr int kBurst = burst_of<P, kThreadCount, 16, kTo>(), kCols = P::kCols;
   using Own = Fours<kTo, kThreadCount>;
-  return prepare_with<P, kThreadCount, kBurst, kTo>(layer, x, thread, [&](int base, float (&v)[kBurst][4]) {
+  return prepare_with<P, kThreadCount, kBurst, kTo>(layer, x, thread, [&](int, int base, float (&v)[kBurst][4]) {
     uint64_t four[kBurst];
 #pragma unroll
     for (int j = 0; j < kBurst; j++) {
