@@ -176,6 +176,21 @@ def test_no_position_is_missed(
         assert error_of(token, exact[length - 1]) <= LIMIT, f"after {length} tokens"
 
 
+def test_a_wide_output_of_attention_is_merged_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads have more than four of its 3,072 elements, and merge them four or eight at a time; of 2 to 5 splits."""
+    monkeypatch.setattr(opening, "SPLIT_PAGES", 1)
+    config = replace(look_back_config(24, 3, 128, (None,), 81), hidden=192)
+    weights = LookBackWeights(config, (tuple(3 * head for head in range(24)),))
+    target = EmulatedTarget(config, weights, 18, context=81)
+    tokens = np.random.default_rng(0).integers(0, config.vocab, 80).tolist()
+    exact = log_softmax(judge_weights(config, weights, tokens).exact)
+    target.run(Request(tokens, 0, 1, frozenset(), Sampling()))
+    for length in (17, 33, 49, 65, 80):
+        again = Request(tokens[:length], length - 1, 1, frozenset(), Sampling(), logprobs=TOP)
+        (token,), _ = target.run(again)
+        assert error_of(token, exact[length - 1]) <= LIMIT, f"after {length} tokens"
+
+
 def test_stop_tokens_and_the_cache() -> None:
     model, target = random_model(CASES[3]), open_case(CASES[3], 3)
     request = Request(model.tokens[:5], 0, 12, frozenset(), Sampling(temperature=1.0, seed=4))

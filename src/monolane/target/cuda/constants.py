@@ -23,7 +23,7 @@ SPLIT_PAGES, MAX_SPLITS = 16, 64
 SPLIT_BYTES = 64 << 10
 # Splits that the projection after attention merges while it loads its input, if they have no more pages in all than
 # this, and it reads no more words.
-FUSED_SPLITS, FUSED_PAGES, FUSED_WORDS = 5, 48, 8192
+FUSED_SPLITS, FUSED_PAGES, FUSED_WORDS = 5, 48, 20480
 
 TAG_BITS = 16  # of a tagged word of activations: its lower half
 LINE_BYTES = 128  # of L2

@@ -232,15 +232,17 @@ struct DecodeSplitOf<kRing, true> {
 template <int kCount>
 MONOLANE_DEVICE void await_pairs(const int (&at)[kCount], uint32_t step, float (&low)[kCount][kPairs], float (&high)[kCount][kPairs]) {
   uint64_t words[kCount][2 * kPairs];
+  const uint64_t* from[kCount];  // one address for each vector: the others are constant distances away
+#pragma unroll
+  for (int n = 0; n < kCount; n++) from[n] = buffers().qkv_words + at[n] + lane_id();
   for (;;) {
     bool ready = true;
 #pragma unroll
     for (int n = 0; n < kCount; n++)
 #pragma unroll
       for (int j = 0; j < 2 * kPairs; j++) {
-        const int i = lane_id() + j / 2 * 32;
         words[n][j] = step;
-        if ((n == 0 || at[n] >= 0) && (kHalf % 32 == 0 || i < kHalf)) words[n][j] = ptx::load_relaxed(buffers().qkv_words + at[n] + i + j % 2 * kHalf);
+        if ((n == 0 || at[n] >= 0) && (kHalf % 32 == 0 || lane_id() + j / 2 * 32 < kHalf)) words[n][j] = ptx::load_relaxed(from[n] + (j / 2 * 32 + j % 2 * kHalf));
       }
 #pragma unroll
     for (int j = 0; j < 2 * kPairs * kCount; j++) ready &= static_cast<uint32_t>(words[j / (2 * kPairs)][j % (2 * kPairs)]) == step;
@@ -254,31 +256,36 @@ MONOLANE_DEVICE void await_pairs(const int (&at)[kCount], uint32_t step, float (
   }
 }
 
+// The most vectors of an item that a warp receives: some of the queries, and the new key and value.
+constexpr int kWarpVectors = divide_up(lesser(kQueriesPerKv, kMmaRows) + 2, kConsumerWarps);
+
 // Receives the vectors of an item, divided among the warps, and stores them in the scratch as bf16: queries first_row to first_row + rows - 1 of
-// the KV head and, if `newest`, the new key and value. QK norm and RoPE are applied to queries and key.
-MONOLANE_DEVICE void receive_qkv(int head, int first_row, int rows, bool newest, const RopeCoefficients& query_rope,
-                                 const RopeCoefficients& key_rope, uint32_t step) {
-  constexpr int kEach = divide_up(lesser(kQueriesPerKv, kMmaRows) + 2, kConsumerWarps);  // vectors of a warp, at most
-  const int count = rows + (newest ? 2 : 0);
+// the KV head and, if `newest`, the new key and value. QK norm and RoPE are applied to queries and key; `ropes` are those of this warp's vectors. What can be
+// computed before the words have arrived is.
+MONOLANE_DEVICE void receive_qkv(int head, int first_row, int rows, bool newest, const RopeCoefficients (&ropes)[kWarpVectors], uint32_t step) {
+  constexpr int kPadded = round_up(kHeadDim, kKBlock);
+  const int count = rows + (newest ? 2 : 0), lane = lane_id();
   if (warp_id() >= count) return;
-  int at[kEach];
+  int at[kWarpVectors];
+  uint16_t* to[kWarpVectors];  // of this thread's first pair
 #pragma unroll
-  for (int n = 0; n < kEach; n++) {
+  for (int n = 0; n < kWarpVectors; n++) {
     const int v = warp_id() + n * kConsumerWarps;
     at[n] = v >= count ? -1 : v < rows ? (head * kQueriesPerKv + first_row + v) * kHeadDim : kQueryDims + (v - rows) * kKvDims + head * kHeadDim;
+    to[n] = (v < rows ? attention::queries() + v * kQueryStride : v == rows ? attention::new_key() : attention::new_value()) + lane;
   }
-  float low[kEach][kPairs], high[kEach][kPairs];
+  float low[kWarpVectors][kPairs], high[kWarpVectors][kPairs];
   await_pairs(at, step, low, high);
 #pragma unroll
-  for (int n = 0; n < kEach; n++) {
+  for (int n = 0; n < kWarpVectors; n++) {
     const int v = warp_id() + n * kConsumerWarps;
     if (v >= count) break;
-    uint16_t* to = v < rows ? attention::queries() + v * kQueryStride : v == rows ? attention::new_key() : attention::new_value();
-    if (v < rows)
-      apply_rope(query_rope, low[n], high[n]);
-    else if (v == rows)
-      apply_rope(key_rope, low[n], high[n]);
-    store_pairs<round_up(kHeadDim, kKBlock)>(low[n], high[n], [&](int d, uint16_t x) { to[d] = x; });
+    if (v <= rows) apply_rope(ropes[n], low[n], high[n]);
+#pragma unroll
+    for (int j = 0; j < kPairs; j++)
+      if (kHalf % 32 == 0 || lane + 32 * j < kHalf)
+        to[n][32 * j] = static_cast<uint16_t>(bf16_bits(low[n][j])), to[n][32 * j + kHalf] = static_cast<uint16_t>(bf16_bits(high[n][j]));
+    if (kHeadDim + lane < kPadded) to[n][kHeadDim] = 0;
   }
 }
 
@@ -309,8 +316,9 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
       else
         split_attention.load_first();
       split_attention.load_sinks(rows, [&](int row) { return sink_of(layer, head * kQueriesPerKv + first_row + row, split); });
-      const RopeCoefficients query_rope = rope_coefficients(position, query_norm(layer));
-      const RopeCoefficients key_rope = kQkNorm ? rope_coefficients(position, key_norm(layer)) : query_rope;
+      RopeCoefficients ropes[kWarpVectors];
+#pragma unroll
+      for (int n = 0; n < kWarpVectors; n++) ropes[n] = rope_coefficients(position, warp_id() + n * kConsumerWarps < rows ? query_norm(layer) : key_norm(layer));
       split_attention.mask_new_values();
       // The word of an element of the output: of a partial output, or, where there is one split, of the attention output.
       const auto place = [&](int row, int d) {
@@ -323,7 +331,7 @@ MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, ui
       constexpr bool kShort = !kRing && ShortSplit::kFits;
       if constexpr (kShort) split_attention.find_output(rows, place);
       sync_consumers();  // all warps have read the sums of the stage before, or the scratch of the item before: the memory is free
-      receive_qkv(head, first_row, rows, newest, query_rope, key_rope, step - 1);
+      receive_qkv(head, first_row, rows, newest, ropes, step - 1);
       sync_consumers();
       received();
       if constexpr (kRing)
@@ -446,65 +454,83 @@ MONOLANE_DEVICE void attend_prefill(int layer, int start, int rows, uint32_t ste
 
 // --- the stage that follows attention, in a decode pass with few splits ---
 
-// Polls the partial outputs of 2 to kFusedSplits splits, merges them and prepares the result as the input of P in shared memory.
-// Returns this thread's part of the sum of squares, as all prepare functions do. `step`: the step of the attention stage.
+// The fours of a thread that are merged together. kOfHead of them have elements of one head, and so the same LSEs.
+template <class P>
+struct MergedFours {
+  static_assert(kFusedSplits == 1 || kHeadDim % 4 == 0, "four elements of an input are of one head");
+  static constexpr To kTo = kOneRow<P>;
+  static constexpr int kBurst = burst_of<P, kConsumers, 2, kTo>();
+  using Own = Fours<kTo, kConsumers>;
+  static constexpr int kOfHead = Own::kTogether > 1 && kHeadDim % (4 * Own::kTogether) == 0 ? Own::kTogether : 1, kHeads = kBurst / kOfHead;
+};
+
+// Polls the partial outputs of kSplits splits, from element `base` on, and merges them. There is one version for each number of splits, and none of its loads is
+// behind a condition: a poll has no more instructions than it needs, and no register keeps the words of an earlier layer, in case they were not loaded again.
+template <class P, int kSplits>
+MONOLANE_DEVICE void await_merged(int base, uint32_t step, float (&v)[MergedFours<P>::kBurst][4]) {
+  using M = MergedFours<P>;
+  // Threads without elements poll the first ones, which others poll as well.
+  const auto exists = [&](int j) { return base + M::Own::offset(j) < kQueryDims; };
+  Word4 words[M::kBurst][kSplits];
+  uint64_t lses[M::kHeads][kSplits];
+  for (;;) {
+    uint32_t wrong = 0;
+    bool ready = true;
+#pragma unroll
+    for (int j = 0; j < M::kBurst; j++)
+#pragma unroll
+      for (int i = 0; i < kSplits; i++) {
+        const int k = exists(j) ? base + M::Own::offset(j) : 0;
+        words[j][i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(partial_output(0, i, k)));
+        if (j % M::kOfHead == 0) lses[j / M::kOfHead][i] = ptx::load_relaxed(split_lse(0, i, k / kHeadDim));
+      }
+#pragma unroll
+    for (int i = 0; i < kSplits; i++) {
+#pragma unroll
+      for (int j = 0; j < M::kBurst; j++) wrong |= (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
+#pragma unroll
+      for (int n = 0; n < M::kHeads; n++) ready &= static_cast<uint32_t>(lses[n][i]) == step;
+    }
+    ready &= (wrong & 0xffffu) == 0;
+    if (kShuffles<P> ? all_ready(ready) : ready || shared::failed()) break;
+  }
+#pragma unroll
+  for (int n = 0; n < M::kHeads; n++) {
+    float factor[kSplits], row_max = -kInfinity, row_sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSplits; i++) {
+      factor[i] = ptx::float_of(static_cast<uint32_t>(lses[n][i] >> 32));
+      row_max = fmaxf(row_max, factor[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kSplits; i++) row_sum += factor[i] = ptx::exp2(factor[i] - row_max);
+    const float scale = exists(n * M::kOfHead) ? ptx::reciprocal(row_sum) : 0.0f;  // the sum is at least 1
+#pragma unroll
+    for (int i = 0; i < kSplits; i++) {
+      const float share = factor[i] * scale;
+#pragma unroll
+      for (int j = n * M::kOfHead; j < (n + 1) * M::kOfHead; j++) {
+        v[j][0] += share * value_of(words[j][i].x), v[j][1] += share * value_of(words[j][i].y);
+        v[j][2] += share * value_of(words[j][i].z), v[j][3] += share * value_of(words[j][i].w);
+      }
+    }
+  }
+}
+
+// The same for 2 to kFusedSplits splits, a number that is known only now.
+template <class P, int kSplits = 2>
+MONOLANE_DEVICE void await_merged(int splits, int base, uint32_t step, float (&v)[MergedFours<P>::kBurst][4]) {
+  if constexpr (kSplits < kFusedSplits)
+    if (splits > kSplits) return await_merged<P, kSplits + 1>(splits, base, step, v);
+  await_merged<P, kSplits>(base, step, v);
+}
+
+// Merges 2 to kFusedSplits splits and prepares the result as the input of P in shared memory. Returns this thread's part of the sum of squares, as all prepare
+// functions do. `step`: the step of the attention stage.
 template <class P>
 MONOLANE_DEVICE float prepare_splits(int splits, uint32_t step) {
-  static_assert(kFusedSplits == 1 || kHeadDim % 4 == 0, "four elements of an input are of one head");
-  constexpr To kTo = kOneRow<P>;
-  constexpr int kBurst = burst_of<P, kConsumers, 2, kTo>();
-  using Own = Fours<kTo, kConsumers>;
-  // Fours whose elements are of one head: a thread's pairs of fours, where it has pairs.
-  constexpr int kOfHead = Own::kTogether > 1 && kHeadDim % (4 * Own::kTogether) == 0 ? Own::kTogether : 1, kLses = kBurst / kOfHead;
-  return prepare_with<P, kConsumers, kBurst, kTo>(0, shared::x(), thread_id(), [&](int base, float (&v)[kBurst][4]) {
-    Word4 words[kBurst][kFusedSplits];
-    uint64_t lses[kLses][kFusedSplits];
-    const auto exists = [&](int j, int i) { return i < splits && base + Own::offset(j) < kQueryDims; };
-    for (;;) {
-      bool ready = true;
-#pragma unroll
-      for (int j = 0; j < kBurst; j++)
-#pragma unroll
-        for (int i = 0; i < kFusedSplits; i++) {
-          if (!exists(j, i)) continue;
-          const int k = base + Own::offset(j);
-          words[j][i] = ptx::load_relaxed(reinterpret_cast<const Word4*>(partial_output(0, i, k)));
-          if (j % kOfHead == 0) lses[j / kOfHead][i] = ptx::load_relaxed(split_lse(0, i, k / kHeadDim));
-        }
-#pragma unroll
-      for (int j = 0; j < kBurst; j++)
-#pragma unroll
-        for (int i = 0; i < kFusedSplits; i++) {
-          if (!exists(j, i)) continue;
-          const uint32_t wrong = (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
-          ready &= (wrong & 0xffffu) == 0 && (j % kOfHead != 0 || static_cast<uint32_t>(lses[j / kOfHead][i]) == step);
-        }
-      if (kShuffles<P> ? all_ready(ready) : ready || shared::failed()) break;
-    }
-#pragma unroll
-    for (int n = 0; n < kLses; n++) {
-      if (!exists(n * kOfHead, 0)) continue;
-      float factor[kFusedSplits], row_max = -kInfinity, row_sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kFusedSplits; i++) {
-        factor[i] = i < splits ? ptx::float_of(static_cast<uint32_t>(lses[n][i] >> 32)) : -kInfinity;
-        row_max = fmaxf(row_max, factor[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kFusedSplits; i++) row_sum += factor[i] = ptx::exp2(factor[i] - row_max);
-      const float scale = ptx::reciprocal(row_sum);  // at least 1
-#pragma unroll
-      for (int i = 0; i < kFusedSplits; i++) {
-        if (i >= splits) continue;
-        const float share = factor[i] * scale;
-#pragma unroll
-        for (int j = n * kOfHead; j < (n + 1) * kOfHead; j++) {
-          v[j][0] += share * value_of(words[j][i].x), v[j][1] += share * value_of(words[j][i].y);
-          v[j][2] += share * value_of(words[j][i].z), v[j][3] += share * value_of(words[j][i].w);
-        }
-      }
-    }
-  });
+  using M = MergedFours<P>;
+  return prepare_with<P, kConsumers, M::kBurst, M::kTo>(0, shared::x(), thread_id(), [&](int, int base, float (&v)[M::kBurst][4]) { await_merged<P>(splits, base, step, v); });
 }
 
 }  // namespace monolane

@@ -45,7 +45,17 @@ class ShortSplit {
       for (int r = 0; r < 2; r++) sinks_[r] = sink_of(min(row(r), rows - 1));
   }
 
-  MONOLANE_DEVICE void mask_new_values() {}  // insert_new_value() does
+  // Zeroes the values of the newest page from the last position on: its own comes later, and memory that was never written may hold NaN or infinity.
+  MONOLANE_DEVICE void mask_new_values() {
+    if (!has_newest()) return;
+    const int token = position_ % kPageTokens, first = lane_id() % 4 * 2;
+    const auto cached = [&](int r) { return (r < token ? 0xffffu : 0u) | (r + 1 < token ? 0xffff0000u : 0u); };
+    const auto here = [&](int r) { return (r == token ? 0xffffu : 0u) | (r + 1 == token ? 0xffff0000u : 0u); };
+    const uint32_t xy = cached(first), zw = cached(first + 8);
+    new_xy_ = here(first), new_zw_ = here(first + 8);
+#pragma unroll
+    for (int j = 0; j < kEach; j++) newest_[j].x &= xy, newest_[j].y &= xy, newest_[j].z &= zw, newest_[j].w &= zw;
+  }
 
   // Finds where this thread will store its part of the output: `place(row, d)` is the word of dimension d.
   template <class Place>
@@ -118,8 +128,9 @@ class ShortSplit {
     sync_consumers();
     constexpr uint32_t kOnes = 0x3f803f80u;
     float of_pages[2][4] = {}, outputs_of_pages[kEach][2][4] = {};  // of even and of odd pages, so that few products depend on one before
+    const uint64_t* operands = operand(0);
     const auto add = [&](int page, int which, const Word4 (&values)[kEach]) {
-      const uint64_t b = *operand(page);
+      const uint64_t b = operands[page * 32];
       const uint32_t first = static_cast<uint32_t>(b), last = static_cast<uint32_t>(b >> 32);
 #pragma unroll
       for (int j = 0; j < kEach; j++) ptx::mma(outputs_of_pages[j][which], values[j].x, values[j].y, values[j].z, values[j].w, first, last);
@@ -148,10 +159,9 @@ class ShortSplit {
       const uint32_t last = ptx::transpose(ptx::bf16_pair(output[j][2] * scale[0], output[j][3] * scale[1]));
       if (lane_id() / 4 < rows && has(j)) publish(output_[j], lane_id() / 4, dim(j), first, last);
     }
-    if (warp_id() == 0 && lane_id() < 4)
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-        if (row(r) < rows) publish_lse(row(r), row_max_[r] + ptx::log2(sums[r]));
+    // All threads of a column have the same sums, so two of them take a row each.
+    const int second = lane_id() / 4;
+    if (warp_id() == 0 && second < 2 && row(second) < rows) publish_lse(row(second), (second ? row_max_[1] : row_max_[0]) + ptx::log2(second ? sums[1] : sums[0]));
   }
 
  private:
@@ -175,19 +185,14 @@ class ShortSplit {
   MONOLANE_DEVICE static uint64_t* operand(int page) { return reinterpret_cast<uint64_t*>(attention::accumulators()) + page * 32 + lane_id(); }
   MONOLANE_DEVICE static uint64_t pair_of(float first, float second) { return static_cast<uint64_t>(ptx::bits_of(second)) << 32 | ptx::bits_of(first); }
 
-  // Puts the value of the last position into the newest page, and zeros behind it: memory that was never written may hold NaN or infinity.
+  // Puts the value of the last position into the newest page.
   MONOLANE_DEVICE void insert_new_value() {
-    const int token = position_ % kPageTokens, first = lane_id() % 4 * 2;
-    const auto cached = [&](int r) { return (r < token ? 0xffffu : 0u) | (r + 1 < token ? 0xffff0000u : 0u); };
-    const auto here = [&](int r) { return (r == token ? 0xffffu : 0u) | (r + 1 == token ? 0xffff0000u : 0u); };
-    const uint32_t xy = cached(first), zw = cached(first + 8), new_xy = here(first), new_zw = here(first + 8);
+    const uint16_t* value = attention::new_value() + warp_id() * 16 + lane_id() / 4;
 #pragma unroll
     for (int j = 0; j < kEach; j++) {
-      const auto value = [&](int half) { return attention::new_value()[(warp_id() + j * kConsumerWarps) * 16 + half * 8 + lane_id() / 4] * 0x10001u; };
-      const uint32_t above = value(0), below = value(1);
-      Word4& page = newest_[j];
-      page.x = (page.x & xy) | (above & new_xy), page.y = (page.y & xy) | (below & new_xy);
-      page.z = (page.z & zw) | (above & new_zw), page.w = (page.w & zw) | (below & new_zw);
+      const uint32_t above = value[j * kConsumerWarps * 16] * 0x10001u, below = value[j * kConsumerWarps * 16 + 8] * 0x10001u;
+      newest_[j].x |= above & new_xy_, newest_[j].y |= below & new_xy_;
+      newest_[j].z |= above & new_zw_, newest_[j].w |= below & new_zw_;
     }
   }
 
@@ -197,6 +202,7 @@ class ShortSplit {
   uint32_t* output_[kEach];  // see find_output()
   KvFragments kv_;  // keys
   Word4 values_[kSplitPages][kEach], newest_[kEach];
+  uint32_t new_xy_ = 0, new_zw_ = 0;  // bits of the last position in the words of the newest page
 };
 
 }  // namespace monolane

@@ -83,10 +83,10 @@ struct KvFragments {
   // added when the results of the warps are merged.
   MONOLANE_DEVICE void insert_key(int i, int r) {
     if (lane_id() / 4 != r % 8) return;
+    const Word4* key = reinterpret_cast<const Word4*>(attention::new_key()) + lane_id() % 4;
 #pragma unroll
     for (int j = 0; j < kKeyFragments; j++)
-      if (j / kDimFragments == r / 8)
-        keys[i * kKeyFragments + j] = *reinterpret_cast<const Word4*>(attention::new_key() + j % kDimFragments * kKBlock + lane_id() % 4 * 8);
+      if (j / kDimFragments == r / 8) keys[i * kKeyFragments + j] = key[j % kDimFragments * (kKBlock / 8)];
   }
 
   // The positions of a prefill pass are not in the cache yet either. This copies their keys and values, tokens `first` to `last` of page i,
