@@ -200,6 +200,18 @@ def test_the_readme_shows_gpus_first_and_the_fastest_first() -> None:
     assert tables.table([]) == rows[-1] == tables.MORE
 
 
+def test_peers_of_an_earlier_run_are_shown_as_such() -> None:
+    now = decode_result(machine=GPU, us_per_token=500.0, peers={})
+    earlier = ONE_OF_EACH[1]
+    other = earlier | {"dtype": "q4_k_m"}
+    row = "| m bf16 | H200 | 500 | - | 2,000 | - | 0.02 | 80% | 667 tok/s, earlier run |"
+    assert row in tables.table([now], [other, earlier])
+    assert "| not measured |" in tables.table([now], [other])
+    text = page.page([now], [], [earlier])
+    assert "## Peers in earlier runs" in text
+    assert "| m bf16 | H200 | 1,666.7 tok/s | 667 tok/s (2.50 x) | not measured |" in text
+
+
 def test_the_page_shows_every_number() -> None:
     text = page.page(ONE_OF_EACH, [])
     for row in (

@@ -25,13 +25,15 @@ number was measured is [below](#methods); [performance](performance.md) tells wh
 a machine can give at all."""
 
 
-def page(found: list[Result], goals: list[Result]) -> str:
-    """The text of the page. Sections without results are left out."""
+def page(found: list[Result], goals: list[Result], earlier: list[Result] | None = None) -> str:
+    """The text of the page. Sections without results are left out. ``earlier``: results that have been replaced, but
+    which alone have peers beside them."""
     sections = [
         ("Goals", _goals(found, goals)),
         *((title, section(_of(found, kind))) for title, kind, section in SECTIONS),
+        ("Peers in earlier runs", _earlier(earlier or [])),
         ("Machines", _machines(found)),
-        ("Runs", _runs(found)),
+        ("Runs", _runs([*found, *(earlier or [])])),
         ("Methods", _methods(found)),
     ]
     return "\n\n".join([HEAD, *(f"## {title}\n\n{content}" for title, content in sections if content)]) + "\n"
@@ -163,6 +165,11 @@ def _peers(found: list[Result]) -> str:
     ]
     parts = [note, grid(("model", "device", "Monolane", *named), rows), "\n".join(reasons)]
     return "\n\n".join(filter(None, parts)) if rows else ""
+
+
+def _earlier(found: list[Result]) -> str:
+    """With the speed that Monolane had then: a ratio is of one run."""
+    return f"Monolane has been measured again since, without them.\n\n{_peers(found)}" if found else ""
 
 
 def _gaps(result: Result) -> str:

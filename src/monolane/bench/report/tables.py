@@ -35,17 +35,23 @@ def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
     return found
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """The README's tables: decode speeds on GPUs, then on CPUs, each beside llama.cpp with the same file."""
+def earlier_results(root: Path) -> list[dict[str, Any]]:
+    """Results that newer ones of the same kind have replaced, but which alone have peers beside them."""
+    return results(root / RESULTS / "earlier")
+
+
+def table(found: list[dict[str, Any]], earlier: list[dict[str, Any]] | None = None) -> str:
+    """The README's tables: decode speeds on GPUs, then on CPUs, each beside llama.cpp with the same file, from the same
+    run or an ``earlier`` one."""
     decoded = [result for result in found if result["benchmark"] == "decode"]
     decoded.sort(key=lambda result: float(result["us_per_token"]))
     on_gpu = [result for result in decoded if "gpu" in result["machine"]]
     on_cpu = [result for result in decoded if "gpu" not in result["machine"]]
-    parts = [_decode("GPU", on_gpu), _decode("CPU", on_cpu), MORE]
+    parts = [_decode("GPU", on_gpu, earlier or []), _decode("CPU", on_cpu, earlier or []), MORE]
     return "\n\n".join(filter(None, parts))
 
 
-def _decode(kind: str, found: list[dict[str, Any]]) -> str:
+def _decode(kind: str, found: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> str:
     speeds = ("µs/token, greedy", "sampled", "tok/s, greedy", "sampled")
     columns = ("model", kind, *speeds, "GB/token", "of the read ceiling", PEER)
     rows = [
@@ -57,11 +63,24 @@ def _decode(kind: str, found: list[dict[str, Any]]) -> str:
             *(_tokens_per_second(result.get(f"{choice}us_per_token"), kind) for choice in ("", "sampled_")),
             f"{result['bytes_per_token'] / 1e9:.2f}",
             f"{result['fraction_of_ceiling']:.0%}",
-            peer_speed(result, PEER),
+            _peer(result, earlier),
         )
         for result in found
     ]
     return grid(columns, rows)
+
+
+def _peer(result: dict[str, Any], earlier: list[dict[str, Any]]) -> str:
+    """The peer's speed in the same run, or in an earlier one on such a machine."""
+    kind = ("model", "dtype", "benchmark")
+    before = [
+        other
+        for other in earlier
+        if all(other[key] == result[key] for key in kind) and _where(other) == _where(result) and PEER in other["peers"]
+    ]
+    if PEER in result["peers"] or not before:
+        return peer_speed(result, PEER)
+    return f"{peer_speed(before[-1], PEER)}, earlier run"
 
 
 def _tokens_per_second(us: float | None, kind: str) -> str:
@@ -92,9 +111,9 @@ def write(root: Path) -> list[Path]:
     """Write the README's tables and the page of results; returns the files that changed."""
     from monolane.bench.report import page
 
-    found = results(root / RESULTS)
-    changed = [README] if fill(root / README, table(found)) else []
-    text = page.page(found, goals(root / GOALS))
+    found, earlier = results(root / RESULTS), earlier_results(root)
+    changed = [README] if fill(root / README, table(found, earlier)) else []
+    text = page.page(found, goals(root / GOALS), earlier)
     if not (root / PAGE).exists() or (root / PAGE).read_text() != text:
         (root / PAGE).write_text(text)
         changed.append(PAGE)
