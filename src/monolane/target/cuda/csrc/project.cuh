@@ -349,27 +349,43 @@ MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], 
     for (int j = 0; j < 4; j++) sums[j][i] = 0.0f;
 }
 
-// The dot product of one output row of a tile with one row of the pass: the sums of all parts and warps, in order. In half tiles columns output_row
-// and output_row + 4 of C belong to the same output row.
+// The sum of one output row where there are four sums for each column: kVectors times four numbers, added up in pairs, pairs of pairs and so on. So the order is the
+// same, however many threads share them. `from`: the first of them. In half tiles columns output_row and output_row + 4 of C belong to the same output row.
+template <class P, class S>
+struct SumOfFours {
+  using Of = Sums<S, 1>;
+  static constexpr int kColumns = kMmaCols / P::kTileRows, kVectors = lesser(S::kChunks, kWarpgroups) * kWarpgroupWarps * kColumns;
+
+  // Of kCount vectors from `first` on.
+  template <int kCount = kVectors>
+  MONOLANE_DEVICE static float of(const float* from, int first = 0) {
+    if constexpr (kCount > 1) {
+      return of<kCount / 2>(from, first) + of<kCount / 2>(from, first + kCount / 2);
+    } else {
+      if (first / kColumns % kWarpgroupWarps >= S::kShares) return 0.0f;
+      const Word4 four = *reinterpret_cast<const Word4*>(from + first / kColumns * Of::kShare + first % kColumns * (P::kTileRows * Of::kColumn));
+      return (ptx::float_of(four.x) + ptx::float_of(four.y)) + (ptx::float_of(four.z) + ptx::float_of(four.w));
+    }
+  }
+};
+
+// Where the sums of an output row of a tile with one row of the pass begin.
+template <class P, class S, int kInputRows>
+MONOLANE_DEVICE const float* sums_of_row(int tile, int output_row, int row) {
+  return Sums<S, kInputRows>::at(tile, 0, 0) + (row * kMmaCols + output_row) * Sums<S, kInputRows>::kColumn;
+}
+
+// The dot product of one output row of a tile with one row of the pass: the sums of all parts and warps, in a fixed order.
 template <class P, class S, int kInputRows>
 MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
   using Of = Sums<S, kInputRows>;
   constexpr int kRows = P::kTileRows;
-  const float* from = Of::at(tile, 0, 0) + (row * kMmaCols + output_row) * Of::kColumn;
+  const float* from = sums_of_row<P, S, kInputRows>(tile, output_row, row);
+  if constexpr (Of::kFours) return SumOfFours<P, S>::of(from);
   float total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < lesser(S::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += Of::kShare) {
-    if (i % kWarpgroupWarps >= S::kShares) continue;
-    if constexpr (Of::kFours) {
-#pragma unroll
-      for (int at = 0; at < kMmaCols; at += kRows) {
-        const Word4 four = *reinterpret_cast<const Word4*>(from + at * Of::kColumn);
-        total += (ptx::float_of(four.x) + ptx::float_of(four.y)) + (ptx::float_of(four.z) + ptx::float_of(four.w));
-      }
-    } else {
-      total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
-    }
-  }
+  for (int i = 0; i < lesser(S::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += Of::kShare)
+    if (i % kWarpgroupWarps < S::kShares) total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
   return total;
 }
 
@@ -377,17 +393,30 @@ MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
 template <class P>
 constexpr int kRowsOfTile = P::kOutput == Output::kGate ? P::kTileRows / 2 : P::kTileRows;
 
-// Whether no thread has more than one result in a decode pass, and there is one batch.
+// Whether no thread has more than one output row in a decode pass, and there is one batch (Sums::kBatch).
 template <class P>
-constexpr bool kOneResult = P::kMaxTiles * kRowsOfTile<P> <= kConsumers && P::kMaxTiles <= kDecodeBatch / 2;
+constexpr bool kOneResult = P::kMaxTiles * P::kTileRows <= kConsumers && P::kMaxTiles <= (P::kSegments * P::kChunks > 1 ? kDecodeBatchOf<P> : kDecodeBatch);
 
-// Whether a result of a decode pass has two threads: one adds up the sums of a gate row, and its neighbour those of the up row.
+// Threads that share the sum of an output row in a decode pass, neighbours, if kOneResult. Each has at least kLeastVectors of integers: to add up fewer takes no
+// longer than a shuffle. Of a gate the threads of the gate row and those of the up row are neighbours.
+constexpr int kLeastVectors = 4;
 template <class P>
-constexpr bool kTwoThreads = P::kOutput == Output::kGate && kOneResult<P> && 2 * P::kMaxTiles * kRowsOfTile<P> <= kConsumers;
-// The first result of a decode pass that this thread will finish.
+constexpr int row_threads() {
+  int threads = 1;
+  if (P::Format::kIsInteger)
+    while (2 * threads * P::kMaxTiles * P::kTileRows <= kConsumers &&
+           2 * threads * kLeastVectors <= SumOfFours<P, WarpgroupShare<P, P::kChunkTiles, P::kSegments>>::kVectors)
+      threads *= 2;
+  return threads;
+}
+template <class P>
+constexpr int kRowThreads = kOneResult<P> ? row_threads<P>() : 1;
+template <class P>
+constexpr int kResultThreads = P::kOutput == Output::kGate ? 2 * kRowThreads<P> : kRowThreads<P>;
+// The first result of a decode pass that this thread will finish, or have a share of.
 template <class P>
 MONOLANE_DEVICE int own_result() {
-  return kTwoThreads<P> ? thread_id() / 2 : thread_id();
+  return kOneResult<P> ? thread_id() / kResultThreads<P> : thread_id();
 }
 
 // Calls `finish` for every result of a batch: tiles [first, first + count), of which the sums lie in shared memory, and `rows` rows of the pass.
@@ -396,24 +425,33 @@ MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, F
   constexpr bool kGate = P::kOutput == Output::kGate;
   constexpr int kPerTile = kRowsOfTile<P>;
   const uint32_t results = count * kInputRows * kPerTile;
-  const auto finish_one = [&](uint32_t i) {  // unsigned: divisions are shifts
-    const int output_row = i % kPerTile, row = i / kPerTile % kInputRows, tile = i / (kPerTile * kInputRows);
-    if (kInputRows > 1 && row >= rows) return;
-    const float sum = row_sum<P, S, kInputRows>(tile, kGate ? 2 * output_row : output_row, row);
-    const float second = kGate ? row_sum<P, S, kInputRows>(tile, 2 * output_row + 1, row) : 0.0f;
-    finish((first + tile) * kPerTile + output_row, row, sum, second, scale);
-  };
   const uint32_t own = thread_id();
-  if constexpr (kInputRows == 1 && kTwoThreads<P>) {
-    if (own / 32 * 32 >= 2 * results) return;  // the warp has none
-    const uint32_t result = min(own / 2, results - 1);
-    const float sum = row_sum<P, S, kInputRows>(result / kPerTile, 2 * (result % kPerTile) + own % 2, 0), other = ptx::shuffle_xor(sum, 1);
-    if (own % 2 == 0 && own < 2 * results) finish(first * kPerTile + result, 0, sum, other, scale);
-  } else if constexpr (kInputRows == 1 && kOneResult<P>) {
-    if (own < results) finish_one(own);
+  if constexpr (kInputRows == 1 && kOneResult<P>) {
+    constexpr int kOfRow = kRowThreads<P>, kOfResult = kResultThreads<P>;
+    if (own / 32 * 32 >= results * kOfResult) return;  // the warp has none
+    const uint32_t row = min(own / kOfRow, count * P::kTileRows - 1u);
+    const int tile = row / P::kTileRows, output_row = row % P::kTileRows;
+    float sum;
+    if constexpr (kOfRow > 1) {
+      using Fours = SumOfFours<P, S>;
+      constexpr int kEach = Fours::kVectors / kOfRow;
+      sum = Fours::template of<kEach>(sums_of_row<P, S, 1>(tile, output_row, 0), own % kOfRow * kEach);
+#pragma unroll
+      for (int mask = 1; mask < kOfRow; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+    } else {
+      sum = row_sum<P, S, 1>(tile, output_row, 0);
+    }
+    const float other = kGate ? ptx::shuffle_xor(sum, kOfRow) : 0.0f;
+    if (own % kOfResult == 0 && own < results * kOfResult) finish(first * kPerTile + own / kOfResult, 0, sum, other, scale);
   } else {
 #pragma unroll 1
-    for (uint32_t i = own; i < results; i += kConsumers) finish_one(i);
+    for (uint32_t i = own; i < results; i += kConsumers) {  // unsigned: divisions are shifts
+      const int output_row = i % kPerTile, row = i / kPerTile % kInputRows, tile = i / (kPerTile * kInputRows);
+      if (kInputRows > 1 && row >= rows) continue;
+      const float sum = row_sum<P, S, kInputRows>(tile, kGate ? 2 * output_row : output_row, row);
+      const float second = kGate ? row_sum<P, S, kInputRows>(tile, 2 * output_row + 1, row) : 0.0f;
+      finish((first + tile) * kPerTile + output_row, row, sum, second, scale);
+    }
   }
 }
 
