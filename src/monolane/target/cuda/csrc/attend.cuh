@@ -461,7 +461,7 @@ struct MergedFours {
   static constexpr To kTo = kOneRow<P>;
   static constexpr int kBurst = burst_of<P, kConsumers, 2, kTo>();
   using Own = Fours<kTo, kConsumers>;
-  static constexpr int kOfHead = Own::kTogether > 1 && kHeadDim % (4 * Own::kTogether) == 0 ? Own::kTogether : 1, kHeads = kBurst / kOfHead;
+  static constexpr int kOfHead = Own::kTogether > 1 && kHeadDim % (4 * Own::kTogether) == 0 ? Own::kTogether : 1, kLses = kBurst / kOfHead;
 };
 
 // Polls the partial outputs of kSplits splits, from element `base` on, and merges them. There is one version for each number of splits, and none of its loads is
@@ -472,7 +472,7 @@ MONOLANE_DEVICE void await_merged(int base, uint32_t step, float (&v)[MergedFour
   // Threads without elements poll the first ones, which others poll as well.
   const auto exists = [&](int j) { return base + M::Own::offset(j) < kQueryDims; };
   Word4 words[M::kBurst][kSplits];
-  uint64_t lses[M::kHeads][kSplits];
+  uint64_t lses[M::kLses][kSplits];
   for (;;) {
     uint32_t wrong = 0;
     bool ready = true;
@@ -489,13 +489,13 @@ MONOLANE_DEVICE void await_merged(int base, uint32_t step, float (&v)[MergedFour
 #pragma unroll
       for (int j = 0; j < M::kBurst; j++) wrong |= (words[j][i].x ^ step) | (words[j][i].y ^ step) | (words[j][i].z ^ step) | (words[j][i].w ^ step);
 #pragma unroll
-      for (int n = 0; n < M::kHeads; n++) ready &= static_cast<uint32_t>(lses[n][i]) == step;
+      for (int n = 0; n < M::kLses; n++) ready &= static_cast<uint32_t>(lses[n][i]) == step;
     }
     ready &= (wrong & 0xffffu) == 0;
     if (kShuffles<P> ? all_ready(ready) : ready || shared::failed()) break;
   }
 #pragma unroll
-  for (int n = 0; n < M::kHeads; n++) {
+  for (int n = 0; n < M::kLses; n++) {
     float factor[kSplits], row_max = -kInfinity, row_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kSplits; i++) {
