@@ -236,7 +236,7 @@ def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int, tiles:
     if stage.matrix.format.is_low_bit:
         return LOW_BIT_AHEAD
     own = -(-(-(-plan.layout.tiles(stage) // plan.workers) * chunks) // tiles)
-    teams = min(tiles, WARPGROUP_WARPS)  # of warps, which take the tiles of a chunk (csrc/project.cuh)
+    teams = min(tiles, WARPGROUP_WARPS)  # of warps, which take the tiles of a chunk (csrc/share.cuh)
     shares = -(-min(chunk_fragments, WARPGROUP_WARPS) * teams // WARPGROUP_WARPS)  # of a tile for one warp
     of_warp = tiles // teams * shares * -(-chunk_fragments // WARPGROUP_WARPS)
     registers = of_warp * FRAGMENT_REGISTERS

@@ -255,7 +255,7 @@ def _sampling_bytes(plan: Plan) -> int:
 
 
 def _sums_bytes(plan: Plan) -> int:
-    """Bytes of the sums of a batch of tiles: twice as many where weights are integers (csrc/project.cuh)."""
+    """Bytes of the sums of a batch of tiles: twice as many where weights are integers (csrc/sums.cuh)."""
     integers = any(stage.matrix.format.is_integer for stage in plan.program.projections)
     return 4 * DECODE_BATCH * CONSUMER_WARPS * MMA_COLS * (1 + integers)
 

@@ -86,7 +86,7 @@ MONOLANE_DEVICE auto for_layer(int layer, Run run) {
 template <class P>
 constexpr bool kOneRowByChunks =
     P::kSegments > 1 || (P::Format::kIsInteger && P::kExperts == 1 && P::kChunks > kWarpgroups && P::kMaxTiles > 2);
-// Tiles of a batch in a decode pass where a tile has several chunks: those whose sums fit shared memory (see Sums in project.cuh).
+// Tiles of a batch in a decode pass where a tile has several chunks: those whose sums fit shared memory (see Sums in sums.cuh).
 template <class P>
 constexpr int kDecodeBatchOf = P::Format::kIsInteger ? kDecodeBatch / 2 : kDecodeBatch;
 

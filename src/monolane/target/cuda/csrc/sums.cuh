@@ -1,0 +1,170 @@
+// The sums of a projection: where the consumer warps leave what each has added up, and how results come of it, once for each output row.
+#pragma once
+#include "share.cuh"
+
+namespace monolane {
+
+// The sums of a batch lie in shared memory as [tile of the batch][part][share][row of the pass][column of C], fp32. `part` is the warpgroup where all
+// warpgroups take chunks of a tile, else 0. Of integers there are four sums for each column, one of every thread that has groups of it (lowbit.cuh): it
+// takes less time to add them up later, once for a tile, than to shuffle them for every chunk. Tiles without parts then have no room for them.
+template <class S, int kInputRows>
+struct Sums {
+  static constexpr bool kFours = S::kIsInteger && kInputRows == 1;
+  static constexpr int kColumn = kFours ? 4 : 1, kParts = kFours && S::kWholeTiles ? 1 : kWarpgroups;
+  static constexpr int kShare = kInputRows * kMmaCols * kColumn, kTile = kParts * kWarpgroupWarps * kShare;
+  static constexpr int kBatch = kInputRows > 1 ? kPrefillBatch : kFours && kParts > 1 ? kDecodeBatch / 2 : kDecodeBatch;  // tiles
+
+  MONOLANE_DEVICE static float* at(int tile, int part, int share) {
+    return (kInputRows > 1 ? shared::prefill_sums() : shared::sums()) + tile * kTile + (part * kWarpgroupWarps + share) * kShare;
+  }
+};
+
+// Adds up the four accumulators, stores the part of C that counts at `to` (or adds it to what earlier chunks of the tile have left there, if `add`;
+// or does neither, unless `exists`), and clears the accumulators for the next tile. Thread 4g + t holds columns 2t and 2t + 1 of C: of row g in sums[.][0..1], of row g + 8 in
+// sums[.][2..3].
+template <class S, int kInputRows>
+MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], bool add, bool exists) {
+  constexpr int kKBlocks = S::kKBlocks;
+  const auto store = [&](int at, float v) {
+    if (exists) to[at] = add ? to[at] + v : v;
+  };
+  const int row = lane_index / 4, column = lane_index % 4 * 2;
+  const bool right = kKBlocks > 1 && column >= kMmaCols / 2;  // columns 4-7 of a half tile: MMAs with the second k-block count
+  if (kInputRows > 1) {
+    float total[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float one = sums[0][i] + sums[1][i], two = sums[2][i] + sums[3][i];
+      total[i] = kKBlocks == 1 ? one + two : right ? two : one;
+    }
+    store(row * kMmaCols + column, total[0]), store(row * kMmaCols + column + 1, total[1]);
+    store((row + 8) * kMmaCols + column, total[2]), store((row + 8) * kMmaCols + column + 1, total[3]);
+  } else if (S::kIsInteger) {  // thread 4g + t has the sum of row g over its groups
+    store(lane_index, sums[0][0]);
+  } else if (S::kIsFp8) {
+    if (row == 0) store(column, sums[0][0]), store(column + 1, sums[0][1]);
+  } else {
+    // Whole tiles: even accumulators (w0 w1) count in rows 0-7 (`above`), odd ones (w2 w3) in rows 8-15 (`below`). Half tiles: all accumulators count
+    // in rows 0-7 for columns 0-3, and in rows 8-15 for columns 4-7.
+    float total[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float above = sums[0][i] + sums[2][i], below = sums[1][i + 2] + sums[3][i + 2];
+      const float one = above + (sums[1][i] + sums[3][i]), two = (sums[0][i + 2] + sums[2][i + 2]) + below;
+      total[i] = kKBlocks == 1 ? above + below : right ? two : one;
+    }
+    if (row == 0) store(column, total[0]), store(column + 1, total[1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) sums[j][i] = 0.0f;
+}
+
+// The sum of one output row where there are four sums for each column: kVectors times four numbers, added up in pairs, pairs of pairs and so on. So the order is the
+// same, however many threads share them. `from`: the first of them. In half tiles columns output_row and output_row + 4 of C belong to the same output row.
+template <class P, class S>
+struct SumOfFours {
+  using Of = Sums<S, 1>;
+  static constexpr int kColumns = kMmaCols / P::kTileRows, kVectors = lesser(S::kChunks, kWarpgroups) * kWarpgroupWarps * kColumns;
+
+  // Of kCount vectors from `first` on.
+  template <int kCount = kVectors>
+  MONOLANE_DEVICE static float of(const float* from, int first = 0) {
+    if constexpr (kCount > 1) {
+      return of<kCount / 2>(from, first) + of<kCount / 2>(from, first + kCount / 2);
+    } else {
+      if (first / kColumns % kWarpgroupWarps >= S::kShares) return 0.0f;
+      const Word4 four = *reinterpret_cast<const Word4*>(from + first / kColumns * Of::kShare + first % kColumns * (P::kTileRows * Of::kColumn));
+      return (ptx::float_of(four.x) + ptx::float_of(four.y)) + (ptx::float_of(four.z) + ptx::float_of(four.w));
+    }
+  }
+};
+
+// Where the sums of an output row of a tile with one row of the pass begin.
+template <class P, class S, int kInputRows>
+MONOLANE_DEVICE const float* sums_of_row(int tile, int output_row, int row) {
+  return Sums<S, kInputRows>::at(tile, 0, 0) + (row * kMmaCols + output_row) * Sums<S, kInputRows>::kColumn;
+}
+
+// The dot product of one output row of a tile with one row of the pass: the sums of all parts and warps, in a fixed order.
+template <class P, class S, int kInputRows>
+MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
+  using Of = Sums<S, kInputRows>;
+  constexpr int kRows = P::kTileRows;
+  const float* from = sums_of_row<P, S, kInputRows>(tile, output_row, row);
+  if constexpr (Of::kFours) return SumOfFours<P, S>::of(from);
+  float total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < lesser(S::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += Of::kShare)
+    if (i % kWarpgroupWarps < S::kShares) total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
+  return total;
+}
+
+// Results of a tile for each row of the pass: one per output row, or, where the projection is a gate, one per pair of a gate row and an up row.
+template <class P>
+constexpr int kRowsOfTile = P::kOutput == Output::kGate ? P::kTileRows / 2 : P::kTileRows;
+
+// Whether no thread has more than one output row in a decode pass, and there is one batch (Sums::kBatch).
+template <class P>
+constexpr bool kOneResult = P::kMaxTiles * P::kTileRows <= kConsumers && P::kMaxTiles <= (P::kSegments * P::kChunks > 1 ? kDecodeBatchOf<P> : kDecodeBatch);
+
+// Threads that share the sum of an output row in a decode pass, neighbours, if kOneResult. Each has at least kLeastVectors of integers: to add up fewer takes no
+// longer than a shuffle. Of a gate the threads of the gate row and those of the up row are neighbours.
+constexpr int kLeastVectors = 4;
+template <class P>
+constexpr int row_threads() {
+  int threads = 1;
+  if (P::Format::kIsInteger)
+    while (2 * threads * P::kMaxTiles * P::kTileRows <= kConsumers &&
+           2 * threads * kLeastVectors <= SumOfFours<P, WarpgroupShare<P, P::kChunkTiles, P::kSegments>>::kVectors)
+      threads *= 2;
+  return threads;
+}
+template <class P>
+constexpr int kRowThreads = kOneResult<P> ? row_threads<P>() : 1;
+template <class P>
+constexpr int kResultThreads = P::kOutput == Output::kGate ? 2 * kRowThreads<P> : kRowThreads<P>;
+// The first result of a decode pass that this thread will finish, or have a share of.
+template <class P>
+MONOLANE_DEVICE int own_result() {
+  return kOneResult<P> ? thread_id() / kResultThreads<P> : thread_id();
+}
+
+// Calls `finish` for every result of a batch: tiles [first, first + count), of which the sums lie in shared memory, and `rows` rows of the pass.
+template <class P, class S, int kInputRows, class Finish>
+MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, Finish finish) {
+  constexpr bool kGate = P::kOutput == Output::kGate;
+  constexpr int kPerTile = kRowsOfTile<P>;
+  const uint32_t results = count * kInputRows * kPerTile;
+  const uint32_t own = thread_id();
+  if constexpr (kInputRows == 1 && kOneResult<P>) {
+    constexpr int kOfRow = kRowThreads<P>, kOfResult = kResultThreads<P>;
+    if (own / 32 * 32 >= results * kOfResult) return;  // the warp has none
+    const uint32_t row = min(own / kOfRow, count * P::kTileRows - 1u);
+    const int tile = row / P::kTileRows, output_row = row % P::kTileRows;
+    float sum;
+    if constexpr (kOfRow > 1) {
+      using Fours = SumOfFours<P, S>;
+      constexpr int kEach = Fours::kVectors / kOfRow;
+      sum = Fours::template of<kEach>(sums_of_row<P, S, 1>(tile, output_row, 0), own % kOfRow * kEach);
+#pragma unroll
+      for (int mask = 1; mask < kOfRow; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+    } else {
+      sum = row_sum<P, S, 1>(tile, output_row, 0);
+    }
+    const float other = kGate ? ptx::shuffle_xor(sum, kOfRow) : 0.0f;
+    if (own % kOfResult == 0 && own < results * kOfResult) finish(first * kPerTile + own / kOfResult, 0, sum, other, scale);
+  } else {
+#pragma unroll 1
+    for (uint32_t i = own; i < results; i += kConsumers) {  // unsigned: divisions are shifts
+      const int output_row = i % kPerTile, row = i / kPerTile % kInputRows, tile = i / (kPerTile * kInputRows);
+      if (kInputRows > 1 && row >= rows) continue;
+      const float sum = row_sum<P, S, kInputRows>(tile, kGate ? 2 * output_row : output_row, row);
+      const float second = kGate ? row_sum<P, S, kInputRows>(tile, 2 * output_row + 1, row) : 0.0f;
+      finish((first + tile) * kPerTile + output_row, row, sum, second, scale);
+    }
+  }
+}
+
+}  // namespace monolane
