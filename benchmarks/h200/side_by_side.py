@@ -5,8 +5,9 @@
 
 A subject is a shape with made-up weights, perhaps with some of its layers alone (``:4``), and perhaps a mixture of
 formats (``/q4_k_m``); ``--tree`` measures it with each of several source folders. A line has µs per token of four
-requests for 400 tokens behind a prompt of 128, greedy, by the device's clock. Compiling and loading take most of the
-time and no GPU, so every subject has a process of its own; while one is timed, all others are stopped.
+requests for 400 tokens behind a prompt of 128, greedy, by the device's clock; then the means of each quarter of the
+tokens, because a token takes longer the more splits its context has. Compiling and loading take most of the time and no
+GPU, so every subject has a process of its own; while one is timed, all others are stopped.
 
 An environment variable that a source folder reads, to try a constant, is given as part of its tree:
 ``--tree small=src,SLOT=28``.
@@ -28,6 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 PROMPT, TOKENS, REQUESTS, TRACED = 128, 400, 4, 8
+QUARTERS = 4
 SETTLE_S = 0.5  # until what stopped processes have launched has ended
 FOLDER = "MONOLANE_TURNS"  # a variable of the processes: where they register, and the lock
 
@@ -112,7 +114,9 @@ def measure(subject: str, tree: str, device: str, trace: bool) -> None:
             answers = [timing.ask(target, timing.fixed_length(prompt, TOKENS)) for _ in range(REQUESTS + 1)][1:]
             us = [float(answer.gaps_us.mean()) for answer in answers]
             shown = [f"{tree:12} {subject:34}" + "".join(f"{each:10,.1f}" for each in us)]
-            shown[0] += f"{target.bytes_per_token / 1e6:12,.1f} MB"
+            shown[0] += f"{target.bytes_per_token / 1e6:12,.1f} MB |"
+            gaps = np.median([answer.gaps_us for answer in answers], axis=0)
+            shown[0] += "".join(f"{float(part.mean()):9,.1f}" for part in np.array_split(gaps, QUARTERS))
             if trace and isinstance(target, traces.Stamping):
                 shown.append(report(traces.of_target(subject, target, prompt, TRACED)))
         print("\n".join(shown), flush=True)
