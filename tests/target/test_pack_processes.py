@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +15,12 @@ import pytest
 from monolane.bench.measure import checkpoint, mixtures, shapes
 from monolane.bench.measure.anonymous_memory import anonymous_bytes
 from monolane.bench.measure.subject import find_model
-from monolane.errors import ModelFileError
+from monolane.errors import ModelFileError, TargetError
 from monolane.model.config import ModelConfig
 from monolane.model.load import load_model
 from monolane.model.quantise import quantised
 from monolane.model.weights import Weights
+from monolane.program import tape_store
 from monolane.program.plan import Plan
 from monolane.program.tape import Tape
 from monolane.program.tape_store import Packing, PackingThreads, stream_lanes
@@ -117,6 +120,36 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path) -> None:
             os.truncate(file, 5000)
         with pytest.raises(ModelFileError, match="ends too early"):
             packed(plan, model.weights, model.config, processes)
+
+
+@pytest.mark.parametrize("by", ["threads", "processes"])
+def test_a_part_stays_until_it_has_been_copied(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is packed meanwhile. Here every projection is a part, and a copy takes longer than packing."""
+    model = load_model(folder_of(small("qwen3-0.6b:2"), tmp_path / "model"))
+    plan = plan_of(model.config, model.weights)
+    monkeypatch.setattr(tape_store, "PART_BYTES", 1)
+    expected, found = packed(plan, model.weights, model.config, PackingThreads()), []
+
+    def deliver(lane: int, part: Tape) -> None:
+        time.sleep(0.05)
+        found.append([own.tobytes() for own in part.workers])
+
+    packing = processes_of(plan, model.weights) if by == "processes" else nullcontext(PackingThreads())
+    with packing as packs:
+        stream_lanes(plan, model.weights, model.config, deliver, Silent(), packs)
+    assert found == expected
+    assert len(expected) == len(plan.program.projections)
+
+
+def test_a_copy_that_fails_is_an_error(tmp_path: Path) -> None:
+    model = load_model(folder_of(small("qwen3-0.6b:2"), tmp_path / "model"))
+    plan = plan_of(model.config, model.weights)
+
+    def deliver(lane: int, part: Tape) -> None:
+        raise TargetError("The device is gone.", "Start again.")
+
+    with pytest.raises(TargetError, match="The device is gone"):
+        stream_lanes(plan, model.weights, model.config, deliver, Silent(), PackingThreads())
 
 
 @pytest.mark.parametrize("reason", ["killed", "another plan", "no start"])

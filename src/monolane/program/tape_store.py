@@ -64,7 +64,7 @@ class Packing(Protocol):
     """Packs the parts of tapes, one after the other."""
 
     def memory(self) -> Allocate:
-        """Memory for a part. That of the part before may be taken again."""
+        """Memory for a part. That of the part before last may be taken again, because the last one is still copied."""
 
     def pack(self, lane: int, part: Tape, weights: Weights, advance: Advance) -> None: ...
 
@@ -73,18 +73,20 @@ class PackingThreads:
     """``pack_tape``, in memory of this process."""
 
     def __init__(self) -> None:
-        self._arrays: list[Bytes] = []
+        self._arrays: list[Bytes] = []  # of the next part
+        self._others: list[Bytes] = []
 
     def memory(self) -> Allocate:
-        numbers = itertools.count()
+        numbers, arrays = itertools.count(), self._arrays
+        self._arrays, self._others = self._others, arrays
 
         def allocate(size: int) -> Bytes:
             number = next(numbers)
-            if number == len(self._arrays):
-                self._arrays.append(np.empty(size, np.uint8))
-            elif self._arrays[number].nbytes < size:
-                self._arrays[number] = np.empty(size, np.uint8)
-            return self._arrays[number][:size]
+            if number == len(arrays):
+                arrays.append(np.empty(size, np.uint8))
+            elif arrays[number].nbytes < size:
+                arrays[number] = np.empty(size, np.uint8)
+            return arrays[number][:size]
 
         return allocate
 
@@ -101,18 +103,25 @@ def stream_lanes(
     packing: Packing,
 ) -> tuple[Tape, ...]:
     """The tapes of all lanes of a plan, for memory that is not this process's: ``deliver(lane, part)`` copies one part
-    of a lane's tape after the other, and the next part takes its place, so that no more than PART_BYTES or one
-    projection are here at a time. Returns of every lane what is left: its constants, and of the first the table."""
+    of a lane's tape after the other, in a thread of its own, while the next part is packed. So no more than two times
+    PART_BYTES or two projections are here at a time. Returns of every lane what is left: its constants, and of the
+    first the table."""
     sources = lane_sources(plan, weights, config)
     left = [tape_without_weights(plan, source, _zeros, has_table=lane == 0) for lane, source in enumerate(sources)]
-    with bar(progress, len(left) * plan.resident_bytes + sum(_size(tape) for tape in left), "loading"):
+    size = len(left) * plan.resident_bytes + sum(_size(tape) for tape in left)
+    with bar(progress, size, "loading"), ThreadPoolExecutor(1, "deliver") as deliverer:
+        delivering: Future[None] | None = None
         for lane, (tape, source) in enumerate(zip(left, sources, strict=True)):
             with _Keeper(plan, plan.resident_bytes + _size(tape), source) as keeper:
                 for stages in parts(plan):
                     part = allocate_part(tape, stages, packing.memory())
                     keeper.fill(part, progress, partial(packing.pack, lane, part, source, progress.advance))
-                    deliver(lane, part)
+                    if delivering:
+                        delivering.result()
+                    delivering = deliverer.submit(deliver, lane, part)
                 keeper.fill(tape, progress, partial(pack_tape, tape, source, progress.advance))  # the table
+        if delivering:
+            delivering.result()
     return tuple(left)
 
 

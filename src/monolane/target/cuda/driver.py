@@ -141,7 +141,8 @@ class Context:
         return address
 
     def write(self, address: int, data: NDArray[np.generic]) -> None:
-        """Copy a contiguous array to the device, and wait for the copy."""
+        """Copy a contiguous array to the device, from any thread, and wait for the copy."""
+        self.enter()
         # On the kernel's stream: a copy on another stream might not have ended when the kernel starts.
         call(driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
         call(driver.cuStreamSynchronize(self._stream))

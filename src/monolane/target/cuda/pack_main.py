@@ -10,13 +10,12 @@ import numpy as np
 
 from monolane.errors import MonolaneError
 from monolane.lanes.child import begin
-from monolane.lanes.memory import SharedMemory
 from monolane.model.config import ModelConfig
 from monolane.model.load import open_weights
 from monolane.model.quantise import quantised
 from monolane.model.weights import Weights
 from monolane.program.plan import Plan
-from monolane.program.tape import KEPT_BYTES, allocate_part, empty_tape, packing_steps
+from monolane.program.tape import KEPT_BYTES, Bytes, allocate_part, empty_tape, packing_steps
 from monolane.program.tape_store import lane_sources
 from monolane.target.cuda.opening import cuda_plan
 from monolane.target.cuda.pack_processes import consecutive, plan_hash
@@ -43,7 +42,8 @@ def run(open_source: Open) -> None:
         while message := channel.receive():
             lane, first, last = message[0]["pack"]
             share = asked["number"], asked["count"]
-            left = _pack(plan, sources[lane], range(first, last), pieces["memory"], share, channel.send)
+            memory = pieces["memory"].array[message[0]["begin"] :]
+            left = _pack(plan, sources[lane], range(first, last), memory, share, channel.send)
             channel.send({"is": "packed", "bytes": left})
     except (ConnectionError, MonolaneError):
         pass  # the first process has ended, or will meet the same error, and tell it
@@ -53,13 +53,13 @@ def _pack(
     plan: Plan,
     weights: Weights,
     stages: range,
-    memory: SharedMemory,
+    memory: Bytes,
     share: tuple[int, int],
     tell: Callable[[dict[str, Any]], None],
 ) -> int:
     """Do every ``count``-th step from ``number`` on; return the bytes that have not been told."""
     number, count = share
-    part = allocate_part(empty_tape(plan), stages, consecutive(memory.array))
+    part = allocate_part(empty_tape(plan), stages, consecutive(memory))
     done = 0
     for place, step in enumerate(packing_steps(part, weights)):
         if place % count != number:

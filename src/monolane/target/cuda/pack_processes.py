@@ -41,7 +41,9 @@ class PackProcesses:
 
     def __init__(self, plan: Plan, main: str, source: dict[str, Any], count: int) -> None:
         self._plan, self._main, self._source, self._count = plan, main, source, count
-        self._memory = SharedMemory.of(max(_part_bytes(plan, stages) for stages in parts(plan)))
+        self._part_bytes = max(_part_bytes(plan, stages) for stages in parts(plan))
+        self._memory = SharedMemory.of(2 * self._part_bytes)  # one part is copied while the next is packed
+        self._begin = 0  # of the current part
         self._children: list[Child] = []
         self._works = True  # so far
 
@@ -57,7 +59,8 @@ class PackProcesses:
         return [child.process.pid for child in self._children]
 
     def memory(self) -> Allocate:
-        return consecutive(self._memory.array)
+        self._begin = self._part_bytes - self._begin
+        return consecutive(self._memory.array[self._begin :])
 
     def pack(self, lane: int, part: Tape, weights: Weights, advance: Advance) -> None:
         told = 0
@@ -79,7 +82,7 @@ class PackProcesses:
             if not self._children:
                 self._start()
             for child in self._children:
-                child.channel.send({"pack": share})
+                child.channel.send({"pack": share, "begin": self._begin})
             with selectors.DefaultSelector() as selector:
                 for child in self._children:
                     selector.register(child.channel, selectors.EVENT_READ, child)
