@@ -10,12 +10,17 @@ from emulated import EmulatedTarget
 from numpy.typing import NDArray
 from test_low_bit import MIXTURES, SHAPES, TOKENS, Stretched, model
 
+from low_bit import LowBitWeights
 from monolane.model.config import ModelConfig
+from monolane.model.format import FORMATS
+from monolane.model.weights import expected_shapes
 from monolane.program.stage import continues
-from monolane.target.cuda import generate, opening
+from monolane.target.cuda import generate, opening, projections
+from monolane.target.cuda.constants import FRAGMENT_BYTES
+from monolane.target.cuda.formats import fragment_bytes
 from monolane.target.cuda.opening import cuda_plan
 from monolane.target.cuda.shared_memory import shared_memory
-from oracle import Verdict, near_enough
+from oracle import Verdict, judge_weights, near_enough
 from random_models import random_model
 from thorough import seldom, thorough
 
@@ -120,3 +125,26 @@ def test_lanes_share_low_bit_matrices() -> None:
     target = open_mixture("qwen2-96", workers=4, lanes=2)
     verdict = model("qwen2-96")[1]
     near_enough(verdict, target.logits(tokens_of("qwen2-96")))
+
+
+@pytest.mark.parametrize("slot_fragments", [4, seldom(8)])
+def test_threads_that_share_a_sum_change_no_bit(slot_fragments: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 12 workers a row of down has four threads, or two where a tile is one chunk; with one worker it has one."""
+    case = replace(SHAPES["qwen2-64"], name="shared-sums", hidden=96, heads=2, kv_heads=1, layers=1, ffn=4096)
+    made = random_model(case, TOKENS)
+    matrices = [name for name, shape in expected_shapes(made.config) if len(shape) == 2]
+    weights = LowBitWeights(made.weights, matrices, [FORMATS["i6k16"]])
+    monkeypatch.setattr(opening, "_smaller", lambda _, whole, halved, __: halved)
+    slot = -(-slot_fragments * fragment_bytes(FORMATS["i6k16"]) // FRAGMENT_BYTES) * FRAGMENT_BYTES
+    monkeypatch.setattr(projections, "_low_bit_slot_bytes", lambda _: slot)
+    found = []
+    for workers, tiles in ((1, 24), (12, 2)):
+        text = "\n".join(projections.projection_types(cuda_plan(made.config, workers, formats=weights.format)))
+        down = text[text.index("// down") :]
+        assert f"int kChunks = {8 // slot_fragments};" in down
+        assert f"int kMaxTiles = {tiles};" in down
+        target = EmulatedTarget(made.config, weights, workers)
+        found.append(np.concatenate([target.logits(made.tokens[: at + 1], at) for at in range(4)]))
+    np.testing.assert_array_equal(found[0], found[1])
+    exact = judge_weights(made.config, weights, made.tokens)
+    near_enough(Verdict(exact.exact[:4], exact.rounded[:4]), found[0])

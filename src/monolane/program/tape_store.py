@@ -171,7 +171,7 @@ class _Keeper:
     def fill(self, part: Tape, progress: Progress, pack: Callable[[], None]) -> None:
         """``pack`` fills the part from the weights."""
         if self._writing:
-            self._writing.result()  # the memory of the part before may be that of this one
+            self._writing.result()  # memory is taken again: at the latest that of the part before last
         pieces = sorted(_pieces(part), key=lambda piece: piece[0])
         if self._path and self._reads and _read(self._path, pieces, progress):
             self._keeps = False

@@ -20,9 +20,9 @@ CHOICES_NOTE = (
 HEAD = """# Results
 
 Everything that was measured, and nothing else: `make report` writes this page and the README's tables from
-`benchmarks/results/*.json` and `benchmarks/goals.json`, and a test fails where they differ. Do not edit it. How each
-number was measured is [below](#methods); [performance](performance.md) tells what was tried, [ceiling](ceiling.md) what
-a machine can give at all."""
+`benchmarks/results/*.json`, `benchmarks/results/earlier/*.json` and `benchmarks/goals.json`, and a test fails where
+they differ. Do not edit it. How each number was measured is [below](#methods); [performance](performance.md) tells what
+was tried, [ceiling](ceiling.md) what a machine can give at all."""
 
 
 def page(found: list[Result], goals: list[Result], earlier: list[Result] | None = None) -> str:

@@ -286,17 +286,17 @@ MONOLANE_DEVICE uint32_t negated_bytes(uint32_t x) { return (0x80808080u - (x & 
 
 // Whether the scales and minimums of groups are bytes, to be multiplied with those of the super-block (see multiply_integers).
 template <class F>
-constexpr bool kLowers = F::kScaling == Scaling::kBlockMin;
+constexpr bool kByteScales = F::kScaling == Scaling::kBlockMin;
 
 // The input of a fragment in integers, what a thread has of it. F: the format of the weights. kMasksPairs: see multiply_integers().
 template <class F, int kKBlocks, bool kMasksPairs>
 struct IntegerInput {
   uint32_t operand[2][2][2];      // B of each MMA: [s][MMA][first or last 16 columns]
   uint32_t minus[2][2][2];        // minus the operands, where magnitudes are looked up
-  float scale[2];                 // of groups own_group() and 4 + own_group(); in pairs, of what a code of 1 counts in the sums; with kLowers, divided by kByte
+  float scale[2];                 // of groups own_group() and 4 + own_group(); in pairs, of what a code of 1 counts in the sums; with kByteScales, divided by kByte
   int32_t first[2], last[2];      // the sums of their integers, of the first and of the last 16 columns
-  float total[2];                 // first + last, multiplied with the scale of the group; with kLowers, divided by minus kByte
-  float halves;                   // kLowers: minus half of both totals
+  float total[2];                 // first + last, multiplied with the scale of the group; with kByteScales, divided by minus kByte
+  float minus_half;               // kByteScales: minus half of both totals
 
   // The place of a thread in the input of a fragment, in elements: of its operands of the first MMA.
   MONOLANE_DEVICE static int place(int lane_index) {
@@ -330,11 +330,11 @@ struct IntegerInput {
       const Word4 group = *reinterpret_cast<const Word4*>(about + s * kHalfGroups * 8);
       const float own = ptx::float_of(group.x);
       first[s] = static_cast<int32_t>(group.y), last[s] = static_cast<int32_t>(group.z);
-      total[s] = (kLowers<F> ? own * (-1.0f / kByte) : own) * static_cast<float>(first[s] + last[s]);
-      constexpr float kUnit = kLowers<F> ? 1.0f / kByte : 1.0f;
+      total[s] = (kByteScales<F> ? own * (-1.0f / kByte) : own) * static_cast<float>(first[s] + last[s]);
+      constexpr float kUnit = kByteScales<F> ? 1.0f / kByte : 1.0f;
       scale[s] = F::kInPairs && own_group<kKBlocks>(lane_index) % 2 ? own * (kUnit / 16.0f) : own * kUnit;
     }
-    halves = -0.5f * (total[0] + total[1]);
+    minus_half = -0.5f * (total[0] + total[1]);
   }
 };
 
@@ -356,9 +356,9 @@ template <class F, int kKBlocks, bool kMasksPairs>
 MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<F, kKBlocks, kMasksPairs>& x, const IntegerThread<kKBlocks>& thread, float sum) {
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16;  // sums of 16 columns: each half of a group has its own scale
   constexpr int kOther = kKBlocks - 1;
-  // With kLowers the scales and minimums of both groups are bytes less than 64, and multiplied with those of the super-block at the end. To the fraction of a minimum a half has
-  // been added: `halves` takes away what comes of it.
-  float result = kLowers<F> || kHalves ? 0.0f : sum, lowered = kLowers<F> ? x.halves : 0.0f;
+  // With kByteScales the scales and minimums of both groups are bytes less than 64, and multiplied with those of the super-block at the end. To the fraction of a minimum a half has
+  // been added: `minus_half` takes away what comes of it.
+  float result = kByteScales<F> || kHalves ? 0.0f : sum, minimums = kByteScales<F> ? x.minus_half : 0.0f;
 #pragma unroll
   for (int s = 0; s < 2; s++) {
     int32_t c[2][kKBlocks][4] = {};
@@ -413,9 +413,9 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
       if (s) result = ptx::multiply_add(own.of_block, result, sum);
     } else {
       const float product = sum_of(c[0], x.first[s] + x.last[s]);
-      if constexpr (kLowers<F>) {
+      if constexpr (kByteScales<F>) {
         result += (x.scale[s] * product) * (fraction_of_byte(weights.scales[s], 0, thread.half) - 0.5f);
-        lowered = ptx::multiply_add(x.total[s], fraction_of_byte(weights.scales[s], 1, thread.half), lowered);
+        minimums = ptx::multiply_add(x.total[s], fraction_of_byte(weights.scales[s], 1, thread.half), minimums);
       } else if constexpr (F::kScaling == Scaling::kScaleZero)
         result += own.scale * (x.scale[s] * product - own.zero * x.total[s]);
       else
@@ -423,8 +423,8 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
       if constexpr (F::kScaling == Scaling::kScaleMin) result += own.minimum * x.total[s];
     }
   }
-  if constexpr (kLowers<F>)
-    result = ptx::multiply_add(ptx::half_to_float(weights.blocks[0]), result, ptx::multiply_add(ptx::upper_half_to_float(weights.blocks[0]), lowered, sum));
+  if constexpr (kByteScales<F>)
+    result = ptx::multiply_add(ptx::half_to_float(weights.blocks[0]), result, ptx::multiply_add(ptx::upper_half_to_float(weights.blocks[0]), minimums, sum));
   return result;
 }
 

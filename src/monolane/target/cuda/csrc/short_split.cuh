@@ -160,8 +160,8 @@ class ShortSplit {
       if (lane_id() / 4 < rows && has(j)) publish(output_[j], lane_id() / 4, dim(j), first, last);
     }
     // All threads of a column have the same sums, so two of them take a row each.
-    const int second = lane_id() / 4;
-    if (warp_id() == 0 && second < 2 && row(second) < rows) publish_lse(row(second), (second ? row_max_[1] : row_max_[0]) + ptx::log2(second ? sums[1] : sums[0]));
+    const int r = lane_id() / 4;
+    if (warp_id() == 0 && r < 2 && row(r) < rows) publish_lse(row(r), (r ? row_max_[1] : row_max_[0]) + ptx::log2(r ? sums[1] : sums[0]));
   }
 
  private:

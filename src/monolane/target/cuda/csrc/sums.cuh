@@ -109,8 +109,8 @@ constexpr int kRowsOfTile = P::kOutput == Output::kGate ? P::kTileRows / 2 : P::
 template <class P>
 constexpr bool kOneResult = P::kMaxTiles * P::kTileRows <= kConsumers && P::kMaxTiles <= (P::kSegments * P::kChunks > 1 ? kDecodeBatchOf<P> : kDecodeBatch);
 
-// Threads that share the sum of an output row in a decode pass, neighbours, if kOneResult. Each has at least kLeastVectors of integers: to add up fewer takes no
-// longer than a shuffle. Of a gate the threads of the gate row and those of the up row are neighbours.
+// How many neighbouring threads share the sum of an output row in a decode pass, if kOneResult. Where weights are integers each of them adds up at least kLeastVectors
+// vectors: fewer take no longer than a shuffle. Of a gate the threads of the gate row and those of the up row are neighbours.
 constexpr int kLeastVectors = 4;
 template <class P>
 constexpr int row_threads() {
@@ -145,9 +145,9 @@ MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, F
     const int tile = row / P::kTileRows, output_row = row % P::kTileRows;
     float sum;
     if constexpr (kOfRow > 1) {
-      using Fours = SumOfFours<P, S>;
-      constexpr int kEach = Fours::kVectors / kOfRow;
-      sum = Fours::template of<kEach>(sums_of_row<P, S, 1>(tile, output_row, 0), own % kOfRow * kEach);
+      using Sum = SumOfFours<P, S>;
+      constexpr int kEach = Sum::kVectors / kOfRow;
+      sum = Sum::template of<kEach>(sums_of_row<P, S, 1>(tile, output_row, 0), own % kOfRow * kEach);
 #pragma unroll
       for (int mask = 1; mask < kOfRow; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
     } else {
