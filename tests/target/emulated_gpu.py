@@ -75,6 +75,7 @@ def open_emulated_gpu(
     """The CUDA target on threads. ``stall``: (worker, stage, seconds)."""
     pytest.importorskip("cuda.bindings", reason="the CUDA target's host side needs the cuda-bindings package")
     from monolane.target.cuda import driver
+    from monolane.target.cuda.runtime import CudaTarget
 
     plan = cuda_plan(config, WORKERS * lanes, lanes, weights.format)
     gpu: Any = EmulatedContext(WORKERS * lanes)
@@ -82,6 +83,7 @@ def open_emulated_gpu(
     with (
         mock.patch.object(driver, "Context", return_value=gpu),
         mock.patch.object(opening, "compile_kernel", return_value=Compiled(b"", "")),
+        mock.patch.object(CudaTarget, "settle"),  # on threads all places take as long
     ):
         target = opening.open_cuda(config, weights, context, gpu.device, Silent(), lanes)
     target.launcher.launch.deadline_ns = int(PATIENCE_S * 1e9)

@@ -96,16 +96,20 @@ class LaunchModel:
         if self.head_places is not None:
             worker, place = self.head_places.T
             launch.head_tiles = arena.upload(np.array(parts, np.uint64)[worker] + place.astype(np.uint64))
-        sizes = dict(self.sizes)
-        for name in HANDOFFS:
-            setattr(launch, name, handoffs)
-            handoffs += -(-sizes.pop(name) // ALIGNMENT) * ALIGNMENT
+        self.place_handoffs(launch, handoffs)
+        sizes = {name: size for name, size in self.sizes.items() if name not in HANDOFFS}
         # Rows of activations end in padding that no worker writes and that is multiplied with zeros: it must not be
         # NaN.
         launch.prefill_activations = arena.upload(np.zeros(sizes.pop("prefill_activations"), np.uint8))
         for name, size in sizes.items():
             setattr(launch, name, arena.allocate(size))
         return launch
+
+    def place_handoffs(self, launch: Launch, address: int) -> None:
+        """The memory of hand-offs is at ``address``."""
+        for name in HANDOFFS:
+            setattr(launch, name, address)
+            address += -(-self.sizes[name] // ALIGNMENT) * ALIGNMENT
 
 
 def place_tapes(

@@ -15,6 +15,9 @@ from monolane.target.cuda.launch_model import LaunchModel
 from monolane.target.cuda.request_memory import RequestMemory
 
 DEADLINE_S = 0.5  # after which the kernel reports a stuck worker
+# Where the memory of hand-offs may begin (see CudaTarget.settle). The distance is no power of two, so that the places
+# differ in more than one bit of their addresses.
+PLACES, PLACE_BYTES = 8, 36 << 10
 
 
 class Launcher:
@@ -35,8 +38,8 @@ class Launcher:
         self.kernel = kernel
         self._is_apart = handoffs is not None
         if handoffs is None:
-            handoffs = context.allocate(model.handoff_bytes)
-        self._handoffs = handoffs
+            handoffs = context.allocate(model.handoff_bytes + (PLACES - 1) * PLACE_BYTES)
+        self._handoffs = self._first_place = handoffs
         self.launch = model.place(context, handoffs, deadline_s)
         self.workers = model.workers
         self.model = model.without_arrays()  # the device has them
@@ -58,6 +61,11 @@ class Launcher:
     def outcome(self) -> Outcome:
         """The struct that the kernel updates while it runs."""
         return Outcome.from_address(self._outcome)
+
+    def place_handoffs(self, place: int) -> None:
+        """Move the memory of hand-offs, while no request runs. ``place``: 0 to PLACES - 1."""
+        self._handoffs = self._first_place + place * PLACE_BYTES
+        self.model.place_handoffs(self.launch, self._handoffs)
 
     def connect(self, peers: Sequence[int]) -> None:
         """Where the memory of hand-offs of all lanes is; that of this launch is its own."""

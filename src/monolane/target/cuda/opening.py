@@ -203,7 +203,9 @@ def open_cuda(
         LaunchModel.of(plan, left, left[0].table, context, placed),
         caches,
     )
-    return CudaTarget(launcher, plan, partial(_traced, plan, device, False), memory_bytes=held)
+    target = CudaTarget(launcher, plan, partial(_traced, plan, device, False), memory_bytes=held)
+    target.settle()
+    return target
 
 
 def open_cuda_apart(

@@ -220,6 +220,12 @@ def _max_tiles(plan: Plan, stage: Project) -> int:
     return max(most, most_dealt_of(plan, stage)) if is_dealt(stage) else most
 
 
+def _min_tiles(plan: Plan, stage: Project) -> int:
+    """The fewest tiles of this projection that a worker owns in any layer where it has this format, if it owns any."""
+    alike = [number for number, other in enumerate(plan.program.projections) if _alike(other, stage)]
+    return min(tape[number].tiles for tape in plan.segments for number in alike if tape[number].tiles)
+
+
 def chunk_tiles(plan: Plan, stage: Project, slot: int) -> int:
     """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so
     that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot. Where each
@@ -407,6 +413,7 @@ def _specialization(
         "int kChunks": chunks,
         "int kChunkFragments": chunk_fragments,
         "int kChunkTiles": tiles,
+        "int kMinTiles": _min_tiles(plan, stage),
         "int kMaxTiles": _max_tiles(plan, stage),
         "int kAhead": _ahead(plan, stage, chunks, chunk_fragments, tiles),
         "InFlightLimits kInFlight": _in_flight_limits(

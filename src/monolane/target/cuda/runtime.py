@@ -18,7 +18,7 @@ from monolane.target import structs
 from monolane.target.base import Finish, Request, Token
 from monolane.target.cuda.driver import Kernel
 from monolane.target.cuda.launch import Outcome, WaitReason
-from monolane.target.cuda.launcher import Launcher
+from monolane.target.cuda.launcher import PLACES, Launcher
 from monolane.target.cuda.layers import numbered_stages
 from monolane.target.cuda.stamps import Stamps
 from monolane.target.lane_processes import LaneProcesses
@@ -29,6 +29,8 @@ SILENT_DEADLINES = 10  # without progress, after which the host gives up a kerne
 POLL_S = 20e-6  # between two reads of the pinned memory: far below the time of a token
 WATCH_S = 0.05  # between two looks at the processes of other lanes
 REPORTS_S = 0.15  # for other lanes to say where they got stuck
+# Of settle(): what it may take, how often it tries each place, and how many tokens it makes there each time.
+SETTLING_NS, SETTLING_ROUNDS, FEWEST_TOKENS, MOST_TOKENS = 250e6, 2, 5, 25
 DEATH_S = 0.3  # for a process that has disturbed this one to have ended
 WAITED_FOR = {
     WaitReason.WAIT_COPY: "a copy of weights",
@@ -74,6 +76,29 @@ class CudaTarget:
 
     def run(self, request: Request) -> CudaRun:
         return CudaRun(self, request)
+
+    def settle(self) -> None:
+        """Choose where the memory of hand-offs lies. All workers poll the same words at once, so a token takes up to 4%
+        longer where these meet in L2, and whether they do depends on the physical memory that the process has got. So
+        a few tokens are made with each place, and the fastest is kept. Where lanes are apart, their memory stays where
+        all of them have it."""
+        if self.others or self.context <= FEWEST_TOKENS:
+            return
+        try:
+            token_ns = self._token_ns(0, FEWEST_TOKENS)
+            affordable = int(SETTLING_NS / (SETTLING_ROUNDS * PLACES * max(token_ns, 1)))
+            tokens = min(max(affordable, FEWEST_TOKENS), MOST_TOKENS, self.context - 1)
+            rounds = [[self._token_ns(place, tokens) for place in range(PLACES)] for _ in range(SETTLING_ROUNDS)]
+        except TargetError:  # a request will say what is wrong
+            self.launcher.place_handoffs(0)
+            return
+        self.launcher.place_handoffs(int(np.argmin(np.min(rounds, 0))))
+
+    def _token_ns(self, place: int, tokens: int) -> float:
+        """The time of a token with the memory of hand-offs at a place: the median of a few."""
+        self.launcher.place_handoffs(place)
+        run = self.run(Request([0], 0, tokens, frozenset(), Sampling()))
+        return float(np.median(np.diff([token.time_ns for batch in run for token in batch])))
 
     def copy(self, source: int, destination: int, tokens: int) -> None:
         if self.others:

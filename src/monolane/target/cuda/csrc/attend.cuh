@@ -15,7 +15,9 @@ namespace monolane {
 
 constexpr int kAttended = AttentionOut::kReads;  // the buffer of the attention output
 
-MONOLANE_DEVICE uint32_t* activation_word(int buffer, int element) { return buffers().activation_words + kWordOffsets[buffer] + word_place(element); }
+// The word at a place (word_place) of a buffer.
+MONOLANE_DEVICE uint32_t* placed_word(int buffer, int place) { return buffers().activation_words + kWordOffsets[buffer] + place; }
+MONOLANE_DEVICE uint32_t* activation_word(int buffer, int element) { return placed_word(buffer, word_place(element)); }
 
 // Publishes one element of an activation buffer for the stage that follows: a tagged word in a decode pass, a plain bf16 in a prefill pass.
 // `element`: index in the buffer. `row`: row of the prefill pass.
@@ -306,7 +308,7 @@ MONOLANE_DEVICE void append_new_kv(int layer, int head, int position) {
 template <bool kRing, class Received>
 MONOLANE_DEVICE void attend_splits(int layer, int position, const Span& span, uint32_t step, Cursor<false>& cursor, Received received) {
   for (int item = rank(); item < kKvHeads * span.splits; item += kLaneWorkers) {
-    const int head = item % kKvHeads, split = item / kKvHeads;
+    const int head = item % kKvHeads, split = split_of(item, span);
     const bool newest = split == span.splits - 1;
     for (int first_row = 0; first_row < kQueriesPerKv; first_row += kMmaRows) {
       const int rows = min(kMmaRows, kQueriesPerKv - first_row);

@@ -118,6 +118,10 @@ MONOLANE_DEVICE int split_start(const Span& span, int split) {
 }
 MONOLANE_DEVICE int split_end(const Span& span, int split) { return min(span.first + span.pages, split_start(span, split + 1)); }
 
+// The split of an item of a decode pass, which is a split of a KV head; negative behind the last item. The newest split is the first: it comes last, because it waits for
+// the new key and value and appends them, and where workers own nothing of the projection that follows attention, they are the first workers.
+MONOLANE_DEVICE int split_of(int item, const Span& span) { return span.splits - 1 - item / kKvHeads; }
+
 // --- streaming through the ring ---
 
 // The pages before this one come through the ring in the decode pass of `position`; 0 where the cache is not streamed. They are the pages

@@ -104,7 +104,7 @@ class Consumer {
   // Begins with tag 1 again, where the tags would run out before the next pass ends.
   MONOLANE_DEVICE void renew_tags() {
     clear_words();
-    if (thread_id() == 0) shared::flags()->steps_before += step_;
+    if (thread_id() == 0) ptx::store_shared(&shared::flags()->steps_before, shared::flags()->steps_before + step_);
     step_ = 0;
   }
 
@@ -112,12 +112,8 @@ class Consumer {
   template <bool kPrefill>
   MONOLANE_DEVICE void begin(int s, const Pass& now) {
     step_++;
-    if (thread_id() == 0) {
-      shared::Flags* flags = shared::flags();
-      ptx::store_shared(&flags->stage, s);
-      ptx::store_shared(&flags->position, now.start);
-      ptx::store_shared(&flags->step, flags->steps_before + step_);
-    }
+    ptx::store_shared(&shared::flags()->stage, s);  // by all threads, which takes fewer instructions than a branch
+    ptx::store_shared(&shared::flags()->step, step_);
     if (s == 0 && thread_id() == 0) ptx::store_shared_release(&shared::flags()->pass_position, now.start);
     if (kStallWorker >= 0 && worker_id() == kStallWorker && s == kStallStage) stall();
     mark<kPrefill>(s, 0);
@@ -222,6 +218,7 @@ class Consumer {
     // be waited for after the last MMA, when nothing else is left to do.
     RowBias bias;
     if (P::kExperts == 1) bias = decode_bias<P>(tiles, own_result<P>());
+    const int place = kPlacesWord<P> ? ptx::kept(word_place(tiles.first_row + own_result<P>())) : 0;
     const auto prepare = [&] {
       if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
       if (P::kTakesInput && P::kExperts > 1) bias = decode_bias<P>(tiles, own_result<P>());
@@ -243,7 +240,7 @@ class Consumer {
       const RowBias own = kOneResult<P> || local == own_result<P>() ? bias : decode_bias<P>(tiles, local);
       const Chosen chosen = decode_choice<P>(tiles, local);
       if constexpr (kIsDealt<P>) local = DealtRow<P>(tiles, local).row - tiles.first_row;  // finish() adds first_row
-      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best);
+      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best, place);
     };
     project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, finish_row);
     if (late) pass_on_outputs();
@@ -370,9 +367,9 @@ class Consumer {
   // `chosen`: the expert that it is a result of. `best`: the highest rank of this thread's logits so far.
   template <bool kPrefill, class P>
   MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const RowBias& bias,
-                              const Chosen& chosen, uint64_t& best) {
+                              const Chosen& chosen, uint64_t& best, int place = 0) {
     constexpr Output kOutput = P::kOutput;
-    constexpr int kGate = kOutput == Output::kGate, kBuffer = P::kWrites;
+    constexpr int kGate = kOutput == Output::kGate;
     const int output_row = tiles.first_row + local;
     if (kHasPadding<P> && output_row >= P::kRows >> kGate) return;
     float v = first + bias.first;
@@ -382,12 +379,12 @@ class Consumer {
       const float slope = P::kGateSlope, shift = P::kGateShift;
       v *= ptx::reciprocal(1.0f + ptx::exp(slope == 1.0f ? -v : -slope * v)) * (shift == 0.0f ? up : up + shift);
       if constexpr (P::kLogit != kNone) v *= chosen.weight;
-      publish_activation<kPrefill>(kBuffer, chosen.place * P::kOutputStride + output_row, row, v, step_);
+      publish_result<kPrefill, P>(chosen.place * P::kOutputStride + output_row, place, row, v, step_);
     } else if constexpr (kOutput == Output::kResidual) {
       if constexpr (kExchangesSum<P> && kPrefill)
         shared::partials()[row * kMaxOwnedRows + local] += v;
       else
-        add_to_residual<kPrefill, P>(tiles, row, local, v);
+        add_to_residual<kPrefill, P>(tiles, row, local, v, place);
     } else if constexpr (P::kRoutes) {
       if (kPrefill)
         buffers().prefill_routed[row * kRouted + output_row] = v;
@@ -412,12 +409,12 @@ class Consumer {
 
   // Adds one output to the residual stream, that of all lanes, and publishes the sum.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void add_to_residual(const StageTiles& tiles, int row, int local, float v) const {
+  MONOLANE_DEVICE void add_to_residual(const StageTiles& tiles, int row, int local, float v, int place = 0) const {
     if constexpr (kLanes > 1) v = exchanged<kPrefill, P>(tiles, row, local, v);
     v += shared::residual()[row * kMaxOwnedRows + local];
     shared::residual()[row * kMaxOwnedRows + local] = v;
     // Where a shared expert follows, what it adds is still missing.
-    if (P::kEndsStage || kPrefill) publish_activation<kPrefill>(P::kWrites, tiles.first_row + local, row, v, step_);
+    if (P::kEndsStage || kPrefill) publish_result<kPrefill, P>(tiles.first_row + local, place, row, v, step_);
   }
 
   // --- other lanes ---

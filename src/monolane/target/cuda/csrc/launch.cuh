@@ -81,7 +81,7 @@ MONOLANE_DEVICE uint64_t* reduce64() { return at<uint64_t>(kReduceOffset + 128);
 struct Flags {
   uint32_t consumers_done;   // the consumers have left the request
   uint32_t failed;           // a worker is stuck: all waits end at once
-  uint32_t step, stage, position, waits_for;  // the stage that the consumers are in, and the WaitReason of their last wait
+  uint32_t step, stage, waits_for;  // the step and stage that the consumers are in, and the WaitReason of their last wait
   uint32_t aborted;          // the host wants the request to end
   uint32_t status;           // how the request ended
   uint32_t barriers;         // grid barriers that thread 0 has passed

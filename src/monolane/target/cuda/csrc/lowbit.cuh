@@ -106,7 +106,7 @@ constexpr int kCodeUnit = F::kInThrees ? 4 : 1;
 //
 // So the sums of a thread that count are those of group 4s + own_group().
 template <int kKBlocks>
-MONOLANE_DEVICE int own_group(int lane_index) {
+MONOLANE_DEVICE int own_group(uint32_t lane_index) {
   return kKBlocks > 1 ? lane_index % 4 ^ lane_index / 16 : lane_index % 4;
 }
 
@@ -122,20 +122,29 @@ struct LowBitFragment {
   uint32_t scales[2];                 // of row g, groups own_group() and 4 + own_group()
   uint32_t blocks[4];                 // of row g; of FP8, those of rows 2t and 2t + 1
 
+  // A thread's places in the arrays of a fragment, in bytes, which it keeps in registers: of codes, of scales, and of those of a super-block.
+  struct Thread {
+    uint32_t code, scale, block;
+
+    MONOLANE_DEVICE explicit Thread(uint32_t lane)
+        : code(ptx::kept(lane * 16)),
+          scale(ptx::kept((own_group<kKBlocks>(lane) * kTileRows + lane / 4) * F::kScaleBytes)),
+          block(ptx::kept(F::kIsInteger ? lane / 4 * F::kBlockBytes : lane % 4 * 16)) {}
+  };
+
   // Loads it; returns a value that depends on everything loaded.
-  MONOLANE_DEVICE uint32_t load(const char* from, int lane_index) {
+  MONOLANE_DEVICE uint32_t load(const char* from, const Thread& thread) {
     uint32_t loaded = 0;
 #pragma unroll
     for (int i = 0; i < 2 * kPlanes; i++) {
-      codes[i / kPlanes][i % kPlanes] = *reinterpret_cast<const Word4*>(from + (i * 32 + lane_index) * 16);
+      codes[i / kPlanes][i % kPlanes] = *reinterpret_cast<const Word4*>(from + i * (32 * 16) + thread.code);
       loaded ^= codes[i / kPlanes][i % kPlanes].x;
     }
-    loaded ^= words<2 * kHighWords>(high, from + Place::high(kBlockGroups), lane_index);
-    if constexpr (!F::kIsInteger) return loaded ^ words<4>(blocks, from + Place::blocks(kBlockGroups), lane_index % 4);
+    loaded ^= words<2 * kHighWords>(high, from + Place::high(kBlockGroups) + thread.code / 16 * (2 * kHighWords * 4));
+    if constexpr (!F::kIsInteger) return loaded ^ words<4>(blocks, from + Place::blocks(kBlockGroups) + thread.block);
 #pragma unroll
-    for (int s = 0; s < 2; s++)
-      loaded ^= scales[s] = number<F::kScaleBytes>(from + Place::scales(kBlockGroups), (4 * s + own_group<kKBlocks>(lane_index)) * kTileRows + lane_index / 4);
-    return loaded ^ (blocks[0] = number<F::kBlockBytes>(from + Place::blocks(kBlockGroups), lane_index / 4));
+    for (int s = 0; s < 2; s++) loaded ^= scales[s] = number<F::kScaleBytes>(from + Place::scales(kBlockGroups) + s * (kHalfGroups * kTileRows * F::kScaleBytes) + thread.scale);
+    return loaded ^ (blocks[0] = number<F::kBlockBytes>(from + Place::blocks(kBlockGroups) + thread.block));
   }
 
   // The codes of four groups in threes, of the first or of the last 16 columns.
@@ -188,27 +197,27 @@ struct LowBitFragment {
   }
 
  private:
-  // Element `index` of an array of numbers of kBytes bytes: 0, 1, 2 or 4.
+  // A number of kBytes bytes: 0, 1, 2 or 4.
   template <int kBytes>
-  MONOLANE_DEVICE static uint32_t number(const char* from, int index) {
-    if constexpr (kBytes == 1) return reinterpret_cast<const uint8_t*>(from)[index];
-    if constexpr (kBytes == 2) return reinterpret_cast<const uint16_t*>(from)[index];
-    if constexpr (kBytes == 4) return reinterpret_cast<const uint32_t*>(from)[index];
+  MONOLANE_DEVICE static uint32_t number(const char* from) {
+    if constexpr (kBytes == 1) return *reinterpret_cast<const uint8_t*>(from);
+    if constexpr (kBytes == 2) return *reinterpret_cast<const uint16_t*>(from);
+    if constexpr (kBytes == 4) return *reinterpret_cast<const uint32_t*>(from);
     return 0;
   }
 
-  // kCount consecutive words for each thread (or each of 4), loaded at once.
+  // kCount words, loaded at once.
   template <int kCount, int kSize>
-  MONOLANE_DEVICE static uint32_t words(uint32_t (&to)[kSize], const char* from, int thread) {
+  MONOLANE_DEVICE static uint32_t words(uint32_t (&to)[kSize], const char* from) {
     if constexpr (kCount == 0) return 0;
-    if constexpr (kCount == 1) return to[0] = reinterpret_cast<const uint32_t*>(from)[thread];
+    if constexpr (kCount == 1) return to[0] = *reinterpret_cast<const uint32_t*>(from);
     if constexpr (kCount == 2) {
-      const uint64_t both = reinterpret_cast<const uint64_t*>(from)[thread];
+      const uint64_t both = *reinterpret_cast<const uint64_t*>(from);
       to[1] = static_cast<uint32_t>(both >> 32);
       return to[0] = static_cast<uint32_t>(both);
     }
     if constexpr (kCount == 4) {
-      const Word4 four = reinterpret_cast<const Word4*>(from)[thread];
+      const Word4 four = *reinterpret_cast<const Word4*>(from);
       to[1] = four.y, to[2] = four.z, to[3] = four.w;
       return to[0] = four.x;
     }
@@ -254,23 +263,40 @@ struct Scales {
   }
 };
 
-// What all products of a thread have in common.
-template <int kKBlocks>
+// Whether the scales and minimums of groups are bytes, to be multiplied with those of the super-block (see multiply_integers).
+template <class F>
+constexpr bool kByteScales = F::kScaling == Scaling::kBlockMin;
+
+// What all products of a thread have in common. It is computed before the input is there, and kept in registers.
+template <class F, int kKBlocks>
 struct IntegerThread {
   int place;           // among the four threads of a row: a bit of it is tested in one instruction, and a bool that lives across a loop in two
-  uint32_t second;     // half tiles: all bits set if the sums of its groups are of the second MMA, else none
+  uint32_t second;     // all bits set if the sums of its groups are of the second MMA, else none
   int32_t codes_unit;  // pairs: what a code of 1 counts in the sums of its groups: 16 where they are the second ones
   uint32_t exponent;   // see Scales
   uint32_t half;       // see fraction_of_byte()
   uint32_t ones;       // all bits set (see look_up_halves)
+  // Of the input, in bytes: the operands of the first MMA, in half tiles those of the second, and what belongs to groups own_group() and, kHalfInput further, 4 + own_group().
+  uint32_t operands, others, about;
+  uint32_t unit;  // the bits of what scales of the input are multiplied with (see IntegerInput)
+  static constexpr int kHalfInput = kHalfGroups * 8 * 2;
 
-  MONOLANE_DEVICE explicit IntegerThread(int lane_index)
-      : place(ptx::kept(lane_index % 4)),
-        second(static_cast<uint32_t>(ptx::kept(-(own_group<kKBlocks>(lane_index) % 2)))),
-        codes_unit(own_group<kKBlocks>(lane_index) % 2 ? 16 : 1),
-        exponent(static_cast<uint32_t>(ptx::kept(0x4b000000))),
-        half(static_cast<uint32_t>(ptx::kept(0x3f000000))),
-        ones(static_cast<uint32_t>(ptx::kept(-1))) {}
+  // `from`: where the input begins that the warp has, in elements.
+  MONOLANE_DEVICE IntegerThread(uint32_t lane, uint32_t from)
+      : place(ptx::kept(lane % 4)),
+        second(ptx::kept(-(own_group<kKBlocks>(lane) % 2))),
+        codes_unit(own_group<kKBlocks>(lane) % 2 ? 16 : 1),
+        exponent(kByteScales<F> ? 0u : ptx::kept(0x4b000000)),
+        half(kByteScales<F> ? ptx::kept(0x3f000000) : 0),
+        ones(F::kHasTable ? ptx::kept(-1) : 0) {
+    const uint32_t g = lane / 4, in_second = lane / 8 % 2;
+    const uint32_t own = kKBlocks == 1 ? lane * 8 : in_second * kBlockElements + ((g / 4 * 4 + g % 2) * 4 + lane % 4) * 8;
+    operands = ptx::kept((from + own) * 2);
+    others = kKBlocks > 1 ? ptx::kept((from + own + (in_second ? 0 : 2 * kBlockElements) - kBlockElements + 2 * 4 * 8) * 2) : ptx::kept(in_second);
+    about = ptx::kept((from + (kKBlocks > 1 ? lane / 16 * kBlockElements : 0) + kBlockCols + own_group<kKBlocks>(lane) * 8) * 2);
+    constexpr float kUnit = kByteScales<F> ? 1.0f / kByte : 1.0f;
+    unit = F::kInPairs ? ptx::kept(own_group<kKBlocks>(lane) % 2 ? ptx::bits_of(kUnit / 16.0f) : ptx::bits_of(kUnit)) : ptx::bits_of(kUnit);
+  }
 
   // The sum of this thread's groups: high parts * 128 + low parts, which are in rows 0-7 or in rows 8-15 of C.
   MONOLANE_DEVICE int32_t own_sum(const int32_t (&n)[1][4]) const { return place & 2 ? n[0][2] * 128 + n[0][3] : n[0][0] * 128 + n[0][1]; }
@@ -284,10 +310,6 @@ struct IntegerThread {
 // Minus each of the four integers of 8 bits, of which none is -128.
 MONOLANE_DEVICE uint32_t negated_bytes(uint32_t x) { return (0x80808080u - (x & 0x7f7f7f7fu)) ^ (~x & 0x80808080u); }
 
-// Whether the scales and minimums of groups are bytes, to be multiplied with those of the super-block (see multiply_integers).
-template <class F>
-constexpr bool kByteScales = F::kScaling == Scaling::kBlockMin;
-
 // The input of a fragment in integers, what a thread has of it. F: the format of the weights. kMasksPairs: see multiply_integers().
 template <class F, int kKBlocks, bool kMasksPairs>
 struct IntegerInput {
@@ -298,19 +320,13 @@ struct IntegerInput {
   float total[2];                 // first + last, multiplied with the scale of the group; with kByteScales, divided by minus kByte
   float minus_half;               // kByteScales: minus half of both totals
 
-  // The place of a thread in the input of a fragment, in elements: of its operands of the first MMA.
-  MONOLANE_DEVICE static int place(int lane_index) {
-    if (kKBlocks == 1) return lane_index * 8;
-    const int g = lane_index / 4;
-    return g / 2 % 2 * kBlockElements + ((g / 4 * 4 + g % 2) * 4 + lane_index % 4) * 8;
-  }
-
-  // `from`: the place of this thread in the fragment's input.
-  MONOLANE_DEVICE void load(const uint16_t* from, int lane_index) {
-    const Word4 own = *reinterpret_cast<const Word4*>(from);  // of two groups: both halves of one, then those of the other
+  // `from`: the input of the fragment, less that of the first fragment of the warp.
+  MONOLANE_DEVICE void load(const uint16_t* from, const IntegerThread<F, kKBlocks>& thread) {
+    const char* bytes = reinterpret_cast<const char*>(from);
+    const Word4 own = *reinterpret_cast<const Word4*>(bytes + thread.operands);  // of two groups: both halves of one, then those of the other
     const uint32_t words[2][2] = {{own.x, own.y}, {own.z, own.w}};
     if constexpr (kKBlocks == 1) {
-      const bool in_second = lane_index / 8 % 2;  // the MMA that these groups are in
+      const bool in_second = thread.others;  // the MMA that these groups are in
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const uint32_t word = words[i / 2][i % 2];
@@ -318,21 +334,19 @@ struct IntegerInput {
         operand[i / 2][1][i % 2] = in_second ? word : F::kInPairs && !kMasksPairs ? negated_bytes(word) : 0;
       }
     } else {
-      const Word4 other = *reinterpret_cast<const Word4*>(from + (lane_index / 8 % 2 ? -kBlockElements : kBlockElements) + 2 * 4 * 8);
+      const Word4 other = *reinterpret_cast<const Word4*>(bytes + thread.others);
       operand[0][0][0] = own.x, operand[0][0][1] = own.y, operand[1][0][0] = own.z, operand[1][0][1] = own.w;
       operand[0][1][0] = other.x, operand[0][1][1] = other.y, operand[1][1][0] = other.z, operand[1][1][1] = other.w;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) minus[i / 4][i / 2 % 2][i % 2] = negated_bytes(operand[i / 4][i / 2 % 2][i % 2]);
-    const uint16_t* about = from - place(lane_index) + (kKBlocks > 1 ? lane_index / 16 * kBlockElements : 0) + kBlockCols + own_group<kKBlocks>(lane_index) * 8;
 #pragma unroll
     for (int s = 0; s < 2; s++) {
-      const Word4 group = *reinterpret_cast<const Word4*>(about + s * kHalfGroups * 8);
+      const Word4 group = *reinterpret_cast<const Word4*>(bytes + thread.about + s * thread.kHalfInput);
       const float own = ptx::float_of(group.x);
       first[s] = static_cast<int32_t>(group.y), last[s] = static_cast<int32_t>(group.z);
       total[s] = (kByteScales<F> ? own * (-1.0f / kByte) : own) * static_cast<float>(first[s] + last[s]);
-      constexpr float kUnit = kByteScales<F> ? 1.0f / kByte : 1.0f;
-      scale[s] = F::kInPairs && own_group<kKBlocks>(lane_index) % 2 ? own * (kUnit / 16.0f) : own * kUnit;
+      scale[s] = own * ptx::float_of(thread.unit);
     }
     minus_half = -0.5f * (total[0] + total[1]);
   }
@@ -353,7 +367,7 @@ MONOLANE_DEVICE void multiply_groups(int32_t (&first)[4], int32_t (&last)[4], co
 // 1 row: adds to `sum` the products of a fragment, of row g and the groups that the thread has. kMasksPairs: of codes in pairs MMA 0 has the low 4 bits of the bytes, as in half tiles.
 // Then x needs no negated bytes: to make these takes longer than to clear bits where an input is used for one chunk only.
 template <class F, int kKBlocks, bool kMasksPairs>
-MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<F, kKBlocks, kMasksPairs>& x, const IntegerThread<kKBlocks>& thread, float sum) {
+MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weights, const IntegerInput<F, kKBlocks, kMasksPairs>& x, const IntegerThread<F, kKBlocks>& thread, float sum) {
   constexpr bool kHalves = F::kScaling == Scaling::kBlock16;  // sums of 16 columns: each half of a group has its own scale
   constexpr int kOther = kKBlocks - 1;
   // With kByteScales the scales and minimums of both groups are bytes less than 64, and multiplied with those of the super-block at the end. To the fraction of a minimum a half has
@@ -439,7 +453,7 @@ MONOLANE_DEVICE float widened(uint32_t codes, int place, const Scales<F>& own, b
 // 16 rows: multiplies a fragment. `inputs(j, upper, lower)`: loads the input of this thread's columns of group j, for rows g and g + 8 of the pass. In half
 // tiles groups 8 to 15 are those of the second super-block, and each weight is multiplied with the input of both: accumulators 0 and 1 are of the first.
 template <class F, int kKBlocks, class Inputs>
-MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F, kKBlocks>& weights, int lane_index, float (&sums)[4][4], Inputs inputs) {
+MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F, kKBlocks>& weights, uint32_t lane_index, float (&sums)[4][4], Inputs inputs) {
   // A loop over the two halves of a super-block, not unrolled: otherwise the compiler mixes the instructions of all 8 groups, and spills.
   LowBitFragment<F, kKBlocks> left = weights;
 #pragma unroll 1
@@ -449,7 +463,7 @@ MONOLANE_DEVICE void multiply_widened(const LowBitFragment<F, kKBlocks>& weights
       Word4 upper[kKBlocks], lower[kKBlocks];
 #pragma unroll
       for (int b = 0; b < kKBlocks; b++) inputs(b * kBlockGroups + first + j, upper[b], lower[b]);
-      const int holder = lane_index / 4 * 4 + (kKBlocks > 1 ? j ^ lane_index / 16 : j);  // of the scales of group j
+      const uint32_t holder = lane_index / 4 * 4 + (kKBlocks > 1 ? j ^ lane_index / 16 : j);  // of the scales of group j
       const Scales<F> own(ptx::shuffle(left.scales[0], holder), weights.blocks[0]);
       uint32_t codes[2];
       left.codes_of(j, codes);

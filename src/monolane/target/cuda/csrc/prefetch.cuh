@@ -24,7 +24,7 @@ class Prefetcher {
       const int stage = static_cast<int>(ptx::load_shared(&shared::flags()->stage));
       if (stage < 1 || (stage - 1) % kStagesPerLayer || stage > kLayers * kStagesPerLayer) continue;  // only qkv, the first of a layer
       const int layer = (stage - 1) / kStagesPerLayer;
-      cache(layer, static_cast<int>(ptx::load_shared(&shared::flags()->position)));
+      cache(layer, static_cast<int>(ptx::load_shared(&shared::flags()->pass_position)));
       if (layer + 1 < kLayers) constants(layer + 1);
     }
   }
@@ -43,7 +43,7 @@ class Prefetcher {
     const Span span = span_of<false>(position, window_of(layer));
     if (streamed_end(position, span)) return;
     for (int item = rank(); item < kKvHeads * span.splits; item += kLaneWorkers) {
-      const int head = item % kKvHeads, split = item / kKvHeads, first = split_start(span, split);
+      const int head = item % kKvHeads, split = split_of(item, span), first = split_start(span, split);
       const int pages = min(kPrefetchPages, split_end(span, split) - first);
       prefetch_lines(key_page(layer, head, first), pages * kKeyFragments * kFragmentBytes, lane_id(), 32);
       prefetch_lines(value_page(layer, head, first), pages * kValueFragments * kFragmentBytes, lane_id(), 32);

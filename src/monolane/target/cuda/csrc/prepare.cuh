@@ -99,9 +99,9 @@ MONOLANE_NOINLINE uint32_t embedding_element(int32_t token, int k) {
 // low parts.
 constexpr int kLowParts = 4 * 8;
 template <class P, bool kIntegers = false>
-MONOLANE_DEVICE int input_index(int k) {
+MONOLANE_DEVICE int input_index(uint32_t k) {
   if constexpr (kIntegers) {
-    const int group = k % kBlockCols / kGroupCols, half = k % kGroupCols / 16, c = k % 16 / 4;
+    const uint32_t group = k % kBlockCols / kGroupCols, half = k % kGroupCols / 16, c = k % 16 / 4;
     return k / kBlockCols * kBlockElements + (group % kHalfGroups * 8 + c) * 8 + group / kHalfGroups * 4 + half * 2;
   }
   if constexpr (P::Format::kIsLowBit) return k / kGroupCols * kGroupCols + k % 16 / 4 * 8 + k % kGroupCols / 16 * (P::Format::kIsInteger ? 4 : 2);
@@ -115,11 +115,11 @@ enum class To { kShared, kIntegers, kGlobal };
 template <class P>
 constexpr To kOneRow = P::Format::kIsInteger ? To::kIntegers : To::kShared;
 
-// Stores eight consecutive columns as integers at `x`, and what belongs to their group at `about`. The 4 threads of a group call it together. The scale
+// Stores eight consecutive columns as integers at `x`, and its share of what belongs to their group at `about`. The 4 threads of a group call it together. The scale
 // of a group is its largest magnitude / 16256; program/activations.py says the same. `between()` is called five times, where there is time for a shuffle: its
 // own have to wait for each other.
 template <class Between>
-MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_t* about, Between between) {
+MONOLANE_DEVICE void store_integers(const float (&v)[2][4], int thread, uint16_t* x, uint16_t* about, Between between) {
   constexpr float kLargest = 16256.0f;  // 127 * 128
   float pairs[4];  // NaN where any value is
 #pragma unroll
@@ -154,10 +154,8 @@ MONOLANE_DEVICE void store_integers(const float (&v)[2][4], uint16_t* x, uint16_
   sum += other;
   // Zero times infinity is not a number: so is the scale of a group with a value that is not finite.
   const float scale = ptx::multiply_add(largest, 0.0f, largest * (1.0f / kLargest));
-  // The first thread stores the scale and the sum of the first half, the third one the sum of the last half and, behind it, what nobody reads.
-  const int thread = lane_id() % 4;
-  if (thread % 2 == 0)
-    reinterpret_cast<uint64_t*>(about)[thread / 2] = thread ? sum : static_cast<uint64_t>(sum) << 32 | ptx::bits_of(scale);
+  // The threads store the scale, the sum of the first half, that of the last half, and what nobody reads, which takes fewer instructions than a condition.
+  *reinterpret_cast<uint32_t*>(about) = thread % 4 ? sum : ptx::bits_of(scale);
 }
 
 // Multiplies columns by the weights of the norm; returns their sum of squares before that.
@@ -241,7 +239,8 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
   static_assert(!kIntegers || (kStride % kBlockCols == 0 && kPadded % 256 == 0), "a warp has whole groups, all of them or none");
   // kStride is a multiple of a fragment's columns, so the index of a later four is the index of the first one plus a multiple of kStride.
   uint16_t* to = x + (kTo == To::kGlobal ? own : input_index<P, kIntegers>(own));
-  uint16_t* about = x + own / kBlockCols * kBlockElements + kBlockCols + own % kBlockCols / kGroupCols * 8;
+  const uint32_t column = own;  // unsigned: divisions are shifts
+  uint16_t* about = x + column / kBlockCols * kBlockElements + kBlockCols + column % kBlockCols / kGroupCols * 8 + column % kGroupCols / 8 * 2;
   float squares = 0.0f;
 #pragma unroll
   for (int round = 0; round < kRounds; round++) {
@@ -270,7 +269,7 @@ MONOLANE_DEVICE float prepare_with(int layer, uint16_t* x, int thread, Fetch fet
         const int at = from / kBlockCols * kBlockElements;
         const float eight[2][4] = {{v[j][0], v[j][1], v[j][2], v[j][3]}, {v[j + 1][0], v[j + 1][1], v[j + 1][2], v[j + 1][3]}};
         int mask = kSumsWarps<P, kTo> ? 16 : 0;
-        store_integers(eight, to + at, about + at, [&] {
+        store_integers(eight, thread, to + at, about + at, [&] {
           if (mask) squares += ptx::shuffle_xor(squares, mask), mask /= 2;
         });
       } else {
@@ -294,6 +293,10 @@ constexpr int burst_of() {
 template <class P>
 constexpr bool kShuffles = P::kNorm != kNone || P::Format::kIsInteger;
 
+// How long a worker waits before it polls for the first time. The stages of all workers end at about the same time, and it takes some 0.4 µs until the words of one are
+// seen by all others. A worker that polls a little too early polls once more, and then sees them later than one that has waited.
+constexpr uint32_t kSpinCycles = 120;
+
 // The input of a decode pass: polls the tagged words of the stage before until all of a thread's words have the tag `step`.
 template <class P>
 MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
@@ -305,18 +308,19 @@ MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   // Of a column among those of all segments: its place in its own segment, or kCols behind the last segment.
   const auto column_of = [](int k) { return kSegments == 1 ? k : k < kSegments * kPaddedCols<P> ? k % kPaddedCols<P> : kCols; };
   const uint32_t* words = buffers().activation_words + kWordOffsets[P::kReads];
-  const int own_place = word_place(Own::first(thread_id()));
+  const int thread = thread_id(), own_place = word_place(Own::first(thread));
   const uint32_t blank = step & 0xffffu;  // the value zero with the right tag, for columns behind the last one
   // Where some threads have no columns, a branch around their loads takes longer than loads of words that they do not need. Without it, and with the question
   // whether the launch has failed asked while words are on their way, a token of small models takes 2 to 4% less; with inputs in integers it takes more.
   constexpr bool kNoBranches = kTo == To::kShared && P::kOrder == kNone && kSegments == 1 && kPaddedCols<P> % Own::kStride != 0;
-  return prepare_with<P, kConsumers, kBurst, kTo, kSegments>(layer, shared::x(), thread_id(), [&](int first, int base, float (&v)[kBurst][4]) {
+  return prepare_with<P, kConsumers, kBurst, kTo, kSegments>(layer, shared::x(), thread, [&](int first, int base, float (&v)[kBurst][4]) {
     Word4 four[kBurst], from[kBurst];
 #pragma unroll
     for (int j = 0; j < kBurst; j++)
       if (P::kOrder != kNone && base + Own::offset(j) < kCols) from[j] = elements_of<P>(layer, base + Own::offset(j));
 #pragma unroll
     for (int j = 0; j < kBurst; j++) four[j] = {blank, blank, blank, blank};
+    if constexpr (kTo == To::kShared) ptx::spin(kSpinCycles);
     for (;;) {
       uint32_t wrong = 0;
 #pragma unroll

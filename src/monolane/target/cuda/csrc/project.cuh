@@ -41,11 +41,11 @@ namespace monolane {
 // What a thread knows of its own place in the products of a warp.
 template <class S, bool kIsInteger = S::kIsInteger>
 struct ThreadOf {
-  MONOLANE_DEVICE explicit ThreadOf(int) {}
+  MONOLANE_DEVICE ThreadOf(int, int) {}
 };
 template <class S>
-struct ThreadOf<S, true> : IntegerThread<S::kKBlocks> {
-  using IntegerThread<S::kKBlocks>::IntegerThread;
+struct ThreadOf<S, true> : IntegerThread<typename S::Format, S::kKBlocks> {
+  using IntegerThread<typename S::Format, S::kKBlocks>::IntegerThread;
 };
 
 // A warp's A operands for its fragments [kFirst, kFirst + kCount) of a chunk: one per k-block.
@@ -54,7 +54,7 @@ struct DecodeInputs {
   Word4 values[kCount * S::kKBlocks];
 
   // `from`: this thread's address in the input of the chunk.
-  MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
+  MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp, const ThreadOf<S>&) {
 #pragma unroll
     for (int i = 0; i < kCount * S::kKBlocks; i++) {
       const int j = kFirst + i / S::kKBlocks;
@@ -83,12 +83,10 @@ template <class S, int kFirst, int kCount>
 struct DecodeInputs<S, kFirst, kCount, true, false> {
   IntegerInput<typename S::Format, S::kKBlocks, S::kMasksPairs> values[kCount];
 
-  MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
+  // Those behind the end of a short chunk are loaded, too, as its weights are.
+  MONOLANE_DEVICE void load(const uint16_t* from, int, int, const ThreadOf<S>& thread) {
 #pragma unroll
-    for (int i = 0; i < kCount; i++) {
-      values[i] = {};
-      if (S::has(kFirst + i, fragments, warp)) values[i].load(from + (kFirst + i) * kWarpgroupWarps * S::kKBlocks * kBlockElements, ptx::kept(lane_id()));
-    }
+    for (int i = 0; i < kCount; i++) values[i].load(from + (kFirst + i) * kWarpgroupWarps * S::kKBlocks * kBlockElements, thread);
   }
 
   template <class Weights>
@@ -104,7 +102,7 @@ template <class S, int kFirst, int kCount>
 struct DecodeInputs<S, kFirst, kCount, false, true> {
   Word4 values[kCount][kBlockGroups];
 
-  MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp) {
+  MONOLANE_DEVICE void load(const uint16_t* from, int fragments, int warp, const ThreadOf<S>&) {
 #pragma unroll
     for (int i = 0; i < kCount; i++)
 #pragma unroll
@@ -129,7 +127,7 @@ template <class S, int kFirst, class Weights>
 MONOLANE_DEVICE void multiply_one(const Weights& weights, const uint16_t* from, int fragments, int warp, const ThreadOf<S>& thread, float (&sums)[4][4]) {
   constexpr int kTogether = S::kIsFp8 ? 1 : S::kIsInteger ? 2 : 8 / S::kKBlocks, kCount = lesser(kTogether, S::kWarpFragments - kFirst);
   DecodeInputs<S, kFirst, kCount> inputs;
-  inputs.load(from, fragments, warp);
+  inputs.load(from, fragments, warp, thread);
   inputs.multiply(weights, fragments, warp, thread, sums);
   if constexpr (kFirst + kCount < S::kWarpFragments) multiply_one<S, kFirst + kCount>(weights, from, fragments, warp, thread, sums);
 }
@@ -229,8 +227,8 @@ template <class S, int kInputRows>
 struct KeptInputs {
   PrefillInputs<S, false, S::kWarpFragments> inputs;
 
-  MONOLANE_DEVICE void load(const uint16_t* from, int lower_row, int fragments, int warp) { inputs.load(from, lower_row, fragments, warp); }
-  MONOLANE_DEVICE void multiply(const Word4 (&weights)[S::kWarpFragments], int fragments, int warp, const ThreadOf<S>&, float (&sums)[4][4]) const {
+  MONOLANE_DEVICE void load(const uint16_t* from, int lower_row, int fragments, int warp, const ThreadOf<S, false>&) { inputs.load(from, lower_row, fragments, warp); }
+  MONOLANE_DEVICE void multiply(const Word4 (&weights)[S::kWarpFragments], int fragments, int warp, const ThreadOf<S, false>&, float (&sums)[4][4]) const {
     inputs.multiply(weights, fragments, warp, sums);
   }
 };
@@ -238,7 +236,7 @@ template <class S>
 struct KeptInputs<S, 1> {
   DecodeInputs<S, 0, S::kWarpFragments> inputs;
 
-  MONOLANE_DEVICE void load(const uint16_t* from, int, int fragments, int warp) { inputs.load(from, fragments, warp); }
+  MONOLANE_DEVICE void load(const uint16_t* from, int, int fragments, int warp, const ThreadOf<S>& thread) { inputs.load(from, fragments, warp, thread); }
   template <class Weights>
   MONOLANE_DEVICE void multiply(const Weights& weights, int fragments, int warp, const ThreadOf<S>& thread, float (&sums)[4][4]) const {
     inputs.multiply(weights, fragments, warp, thread, sums);
@@ -272,25 +270,39 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   // in integers (1 row), else a part of every group.
   constexpr int kInputStep = kIntegers ? S::kKBlocks * kBlockElements : P::kFragmentCols, kChunkStep = S::kChunkFragments * kInputStep;
   constexpr int kThreadStep = kLowBit && !kStaged ? 4 : 8;
-  const int lane_index = kLowBit ? ptx::kept(lane_id()) : lane_id(), warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
-  const int turned = (warp_id() + warp_id() / kWarpgroupWarps * S::kTurn) % kWarpgroupWarps;
+  const uint32_t lane_index = kLowBit ? ptx::kept(lane_id()) : lane_id(), own_warp = warp_id();  // unsigned: divisions are shifts
+  const int warpgroup = cursor.order, part = S::kWholeTiles ? 0 : warpgroup;
+  const uint32_t turned = (own_warp + own_warp / kWarpgroupWarps * S::kTurn) % kWarpgroupWarps;
   const int team = kTiles > 1 ? turned / S::kTileWarps : 0, warp = turned % S::kTileWarps;
-  const int thread_place = kIntegers ? IntegerInput<typename P::Format, S::kKBlocks, S::kMasksPairs>::place(lane_index) : lane_index % 4 * kThreadStep;
-  const uint16_t* thread_x = x + thread_place + warp * kInputStep + (kSegments > 1 ? 0 : part * kChunkStep);
+  const uint32_t own_x = warp * kInputStep + (kSegments > 1 ? 0 : part * kChunkStep);
+  const ThreadOf<S, kIntegers> thread(lane_index, own_x);
+  constexpr bool kOwnSums = kInputRows == 1 && kOneResult<P>;
+  static_assert(!kOwnSums || kOneBatch, "a thread has one result of all batches");
+  OwnSums<P, S> own_sums;
+  if constexpr (kOwnSums && kIntegers) own_sums.find(tiles);  // early: behind the input every instruction counts. With bf16 there are no registers left for it.
+  const uint16_t* thread_x = kIntegers ? x : x + lane_index % 4 * kThreadStep + own_x;
   const int chunks = divide_up(tiles, kTiles) * S::kChunks;
   const int own_chunks = S::kWholeTiles ? cursor.own_chunks(chunks) : divide_up(tiles, kTiles) * S::kOwnChunks;  // of this warpgroup
   int unloaded = own_chunks;                                                                  // of them, not in registers yet
   constexpr int kUnits = S::kTeamTiles * S::kWarpShares;  // shares of tiles that a warp has of a chunk
   using Weights = typename S::Weights;
-  // Zeroed: otherwise the compiler keeps what the stage before has left in these registers alive up to here, and spills.
-  Weights weights0 = {}, weights1 = {}, weights2 = {};
-  const auto load_next = [&](Weights& weights) {
-    if (unloaded > 0) cursor.release(cursor.template load_chunk<S>(weights, team, warp, lane_index)), unloaded--;
+  const typename S::Fragment::Thread place{lane_index};
+  // Whether each warpgroup has a chunk. Where it may have none, the weights are zeroed: otherwise the compiler keeps what the stage before has left in these
+  // registers alive up to here, and spills.
+  constexpr bool kHasChunk = P::kEndsStage && !P::kChooses && (!S::kWholeTiles || P::kMinTiles > (kWarpgroups - 1) * kTiles);
+  Weights weights0, weights1 = {}, weights2 = {};
+  if constexpr (!kHasChunk)
+#pragma unroll
+    for (auto& fragments : weights0)
+#pragma unroll
+      for (auto& fragment : fragments) fragment = {};
+  const auto load_next = [&](Weights& weights, bool exists) {
+    if (exists) cursor.release(cursor.template load_chunk<S>(weights, team, warp, place)), unloaded--;
   };
   const auto load_first = [&] {
-    load_next(weights0);
-    if (kAhead > 1) load_next(weights1);
-    if (kAhead > 2) load_next(weights2);
+    load_next(weights0, kHasChunk || unloaded > 0);
+    if (kAhead > 1) load_next(weights1, unloaded > 0);
+    if (kAhead > 2) load_next(weights2, unloaded > 0);
   };
   constexpr bool kLoadsFirst = kPrefill || !P::kChooses;  // where prepare() chooses the experts, nothing is streamed before
   if (kLoadsFirst) load_first();
@@ -303,7 +315,6 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   int first = 0, count = min(kBatch, tiles);             // the first tile of the batch, and how many it has
   int tile = S::kWholeTiles ? warpgroup * kTiles : 0, chunk = 0;  // first tile of the chunk in the batch; chunk of the tile, counted among those of this warpgroup
   KeptInputs<S, kInputRows> kept[S::kWarpShares];
-  const ThreadOf<S, kIntegers> thread(lane_index);
   const auto inputs = [&] {
     if constexpr (kSegments > 1) {
       constexpr int kSegmentStep = kIntegers ? kPaddedCols<P> / kBlockCols * kBlockElements : kPaddedCols<P>;
@@ -317,16 +328,20 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
     if constexpr (kKeepsInputs)
 #pragma unroll
       for (int i = 0; i < S::kWarpShares; i++)
-        kept[i].load(inputs() + i * S::kTileWarps * kInputStep, lower_row, fragments(), warp + i * S::kTileWarps);
+        kept[i].load(inputs() + i * S::kTileWarps * kInputStep, lower_row, fragments(), warp + i * S::kTileWarps, thread);
   };
   keep_inputs();
   const auto end_batch = [&] {
     sync_consumers();
-    finish_batch<P, S, kInputRows>(first, count, rows, scale, finish);
+    if constexpr (kOwnSums && !kIntegers) own_sums.find(tiles);
+    if constexpr (kOwnSums)
+      finish_own(own_sums, scale, finish);
+    else
+      finish_batch<P, S, kInputRows>(first, count, rows, scale, finish);
     first += kBatch, tile -= kBatch;
     if (kByChunks) tile = chunk = 0;
     count = min(kBatch, tiles - first);
-    if (first < tiles) sync_consumers();  // the next batch overwrites the sums
+    if (!kOneBatch && first < tiles) sync_consumers();  // the next batch overwrites the sums
   };
   // Multiplies the chunk in `weights` and loads the next chunk that is not in registers into them. Returns false when no chunk is left. Where there
   // is only one batch, end_batch() is called once after the loop and not in here: step() is inlined once for each chunk in registers, and a jump
@@ -382,7 +397,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
       multiply_low_bit<S, kStaged>(weights[0], inputs(), lower_row, fragments(), warp, sums);
     else
       multiply_staged<S>(weights[0], inputs(), lower_row, fragments(), warp, sums);
-    if constexpr (!kReleasesLate) load_next(weights);
+    if constexpr (!kReleasesLate) load_next(weights, unloaded > 0);
     if (!kAddsUp && (kByChunks || S::kOwnChunks == 1 || ++chunk == S::kOwnChunks)) {
       const int last = tile_of(kUnits - 1);
       store_sums<S, kInputRows>(Of::at(last, part, share_of(kUnits - 1)), lane_index, sums, kByChunks && chunk > 0,
@@ -396,7 +411,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
       if (!unloaded) return false;
       unloaded--;
       held = cursor.place.empty(), releases = lane_index == 0;
-      cursor.template load_chunk<S>(weights, team, warp, lane_index);
+      cursor.template load_chunk<S>(weights, team, warp, place);
       cursor.place.advance(kWarpgroups);
     }
     return true;

@@ -30,6 +30,7 @@ struct InFlightLimits {
 //   kFragments               fragments of a tile
 //   kChunks, kChunkFragments how a tile is cut along k into chunks that fit a slot of the ring
 //   kChunkTiles              tiles of a chunk in a decode pass: several where tiles are small and not cut
+//   kMinTiles                fewest tiles that one worker owns, of those that own any
 //   kMaxTiles                most tiles that one worker has in a pass: those that it owns, or is dealt (kChooses)
 //   kAhead                   chunks that a warpgroup holds in registers ahead of their use
 //   kInFlight                its in-flight limits

@@ -212,6 +212,14 @@ MONOLANE_DEVICE int kept(int value) {
   return value;
 }
 
+// Does nothing for some cycles.
+MONOLANE_DEVICE void spin(uint32_t cycles) {
+  uint32_t begin, now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(begin)::"memory");
+  do asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+  while (now - begin < cycles);
+}
+
 // --- words in global memory that other thread blocks write while this one polls them ---
 
 MONOLANE_DEVICE Word4 load_relaxed(const Word4* p) {

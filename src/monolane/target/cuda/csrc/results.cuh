@@ -1,5 +1,6 @@
 // The results of a projection: which output rows the sums of a worker are of, which expert they belong to, and the bias that is added to them.
 #pragma once
+#include "attend.cuh"
 #include "project.cuh"
 
 namespace monolane {
@@ -22,6 +23,19 @@ MONOLANE_DEVICE RowBias bias_of(int layer, int output_row, int expert = 0) {
   if (kBias == kNone || output_row >= P::kRows >> kGate) return {};
   const float* from = buffers().constants + kBias + layer * kConstantsPerLayer + expert * P::kRows + (output_row << kGate);
   return {from[0], kGate ? from[1] : 0.0f};
+}
+
+// Whether a thread has one result in a decode pass, which becomes a word of activations at a place that is known, and kept in a register, before the input is there.
+template <class P>
+constexpr bool kPlacesWord = P::Format::kIsInteger && kOneResult<P> && P::kExperts == 1 && (P::kOutput == Output::kGate || P::kOutput == Output::kResidual);
+
+// Publishes an element of the activations that P writes. `place`: where its word lies, if kPlacesWord.
+template <bool kPrefill, class P>
+MONOLANE_DEVICE void publish_result(int element, int place, int row, float v, uint32_t step) {
+  if constexpr (!kPrefill && kPlacesWord<P>)
+    ptx::store_relaxed(placed_word(P::kWrites, place), tagged(v, step));
+  else
+    publish_activation<kPrefill>(P::kWrites, element, row, v, step);
 }
 
 // Whether the last tile has rows that the matrix does not have.

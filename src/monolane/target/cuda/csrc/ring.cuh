@@ -44,23 +44,27 @@ MONOLANE_DEVICE uint32_t load_dependency(const Word4* loaded) {
   return mixed;
 }
 
-// What a thread has of a fragment: 16 bytes of bf16, or the codes and scales of a low-bit format. find() returns the address of fragment `index` of a
-// chunk for this thread, and load() a value that depends on everything loaded from there.
+// What a thread has of a fragment: 16 bytes of bf16, or the codes and scales of a low-bit format. Thread is the thread's place in a fragment. find() returns the
+// address of fragment `index` of a chunk for this thread, and load() a value that depends on everything loaded from there.
 template <class P, class Format = typename P::Format>
 struct FragmentOf {
   using Type = LowBitFragment<Format, P::kFragmentCols / kBlockCols>;
+  using Thread = typename Type::Thread;
 
-  MONOLANE_DEVICE static const char* find(const char* chunk, int index, int) { return chunk + index * Type::Place::end(kBlockGroups); }
-  MONOLANE_DEVICE static uint32_t load(Type& fragment, const char* from, int lane_index) { return fragment.load(from, lane_index); }
+  MONOLANE_DEVICE static const char* find(const char* chunk, int index, const Thread&) { return chunk + index * Type::Place::end(kBlockGroups); }
+  MONOLANE_DEVICE static uint32_t load(Type& fragment, const char* from, const Thread& thread) { return fragment.load(from, thread); }
 };
 template <class P>
 struct FragmentOf<P, Bf16> {
   using Type = Word4;
+  struct Thread {
+    uint32_t lane_index;
+  };
 
-  MONOLANE_DEVICE static const char* find(const char* chunk, int index, int lane_index) {
-    return reinterpret_cast<const char*>(reinterpret_cast<const Word4*>(chunk) + index * 32 + lane_index);
+  MONOLANE_DEVICE static const char* find(const char* chunk, int index, const Thread& thread) {
+    return reinterpret_cast<const char*>(reinterpret_cast<const Word4*>(chunk) + index * 32 + thread.lane_index);
   }
-  MONOLANE_DEVICE static uint32_t load(Type& fragment, const char* from, int) {
+  MONOLANE_DEVICE static uint32_t load(Type& fragment, const char* from, const Thread&) {
     fragment = *reinterpret_cast<const Word4*>(from);
     return fragment.x;
   }
@@ -274,8 +278,8 @@ class Producer {
     constexpr int kInFlight = divide_up(kCacheBytesInFlight, kChunkPages * kPageBytes);
     if (position < kFusedTokens) return true;  // the fast exit of short contexts: every layer comes here, and copies wait meanwhile
     const Span span = span_of<false>(position, window_of(layer));
-    const int head = rank() % kKvHeads, split = rank() / kKvHeads;
-    if (split >= span.splits) return true;
+    const int head = rank() % kKvHeads, split = split_of(rank(), span);
+    if (split < 0) return true;
     const int end = min(streamed_end(position, span), split_end(span, split));
     int page = split_start(span, split);
     if (page < end && !wait_for_pass(position - 1)) return false;
@@ -347,8 +351,8 @@ struct Cursor {
   // Waits for the warpgroup's next chunk and loads this warp's fragments of it into registers. `team` has the tiles `team`, `team` + S::kTeams, … of the
   // chunk, and `warp` of the team the shares `warp`, `warp` + S::kTileWarps, … of each tile (see WarpgroupShare). Returns what release() takes.
   template <class S>
-  MONOLANE_DEVICE uint32_t load_chunk(typename S::Weights& weights, int team, int warp, int lane_index) {
-    const char* from = S::Fragment::find(await(), team * S::kFragments + warp, lane_index);
+  MONOLANE_DEVICE uint32_t load_chunk(typename S::Weights& weights, int team, int warp, const typename S::Fragment::Thread& thread) {
+    const char* from = S::Fragment::find(await(), team * S::kFragments + warp, thread);
     // Fragments behind the end of a short chunk or tile are loaded, too: a load is cheaper than a condition, and they are not used.
     uint32_t loaded = 0;
 #pragma unroll
@@ -356,7 +360,7 @@ struct Cursor {
       const int tile = i / S::kWarpShares * S::kTeams, share = i % S::kWarpShares * S::kTileWarps;
 #pragma unroll
       for (int j = 0; j < S::kWarpFragments; j++)
-        loaded ^= S::Fragment::load(weights[i][j], from + (tile * S::kFragments + share + j * kWarpgroupWarps) * S::kFragmentBytes, lane_index);
+        loaded ^= S::Fragment::load(weights[i][j], from + (tile * S::kFragments + share + j * kWarpgroupWarps) * S::kFragmentBytes, thread);
     }
     return loaded;
   }

@@ -23,12 +23,12 @@ struct Sums {
 // or does neither, unless `exists`), and clears the accumulators for the next tile. Thread 4g + t holds columns 2t and 2t + 1 of C: of row g in sums[.][0..1], of row g + 8 in
 // sums[.][2..3].
 template <class S, int kInputRows>
-MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], bool add, bool exists) {
+MONOLANE_DEVICE void store_sums(float* to, uint32_t lane_index, float (&sums)[4][4], bool add, bool exists) {
   constexpr int kKBlocks = S::kKBlocks;
   const auto store = [&](int at, float v) {
     if (exists) to[at] = add ? to[at] + v : v;
   };
-  const int row = lane_index / 4, column = lane_index % 4 * 2;
+  const uint32_t row = lane_index / 4, column = lane_index % 4 * 2;
   const bool right = kKBlocks > 1 && column >= kMmaCols / 2;  // columns 4-7 of a half tile: MMAs with the second k-block count
   if (kInputRows > 1) {
     float total[4];
@@ -62,43 +62,46 @@ MONOLANE_DEVICE void store_sums(float* to, int lane_index, float (&sums)[4][4], 
 }
 
 // The sum of one output row where there are four sums for each column: kVectors times four numbers, added up in pairs, pairs of pairs and so on. So the order is the
-// same, however many threads share them. `from`: the first of them. In half tiles columns output_row and output_row + 4 of C belong to the same output row.
+// same, however many threads share them. In half tiles columns output_row and output_row + 4 of C belong to the same output row.
 template <class P, class S>
 struct SumOfFours {
   using Of = Sums<S, 1>;
   static constexpr int kColumns = kMmaCols / P::kTileRows, kVectors = lesser(S::kChunks, kWarpgroups) * kWarpgroupWarps * kColumns;
 
-  // Of kCount vectors from `first` on.
-  template <int kCount = kVectors>
-  MONOLANE_DEVICE static float of(const float* from, int first = 0) {
+  // From the first vector of a row to the n-th.
+  MONOLANE_DEVICE static constexpr int distance(int n) { return n / kColumns * Of::kShare + n % kColumns * (P::kTileRows * Of::kColumn); }
+
+  // Of kCount vectors. `from`: the first of them, `share`: the share it is of.
+  template <int kCount = kVectors, int kOffset = 0>
+  MONOLANE_DEVICE static float of(const float* from, uint32_t share = 0) {
     if constexpr (kCount > 1) {
-      return of<kCount / 2>(from, first) + of<kCount / 2>(from, first + kCount / 2);
+      return of<kCount / 2, kOffset>(from, share) + of<kCount / 2, kOffset + kCount / 2>(from, share);
     } else {
-      if (first / kColumns % kWarpgroupWarps >= S::kShares) return 0.0f;
-      const Word4 four = *reinterpret_cast<const Word4*>(from + first / kColumns * Of::kShare + first % kColumns * (P::kTileRows * Of::kColumn));
+      if ((share + kOffset / kColumns) % kWarpgroupWarps >= S::kShares) return 0.0f;
+      const Word4 four = *reinterpret_cast<const Word4*>(from + distance(kOffset));
       return (ptx::float_of(four.x) + ptx::float_of(four.y)) + (ptx::float_of(four.z) + ptx::float_of(four.w));
     }
   }
 };
 
-// Where the sums of an output row of a tile with one row of the pass begin.
+// The sum of all parts and shares of one output row, in a fixed order. `from`: where they begin.
 template <class P, class S, int kInputRows>
-MONOLANE_DEVICE const float* sums_of_row(int tile, int output_row, int row) {
-  return Sums<S, kInputRows>::at(tile, 0, 0) + (row * kMmaCols + output_row) * Sums<S, kInputRows>::kColumn;
-}
-
-// The dot product of one output row of a tile with one row of the pass: the sums of all parts and warps, in a fixed order.
-template <class P, class S, int kInputRows>
-MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
+MONOLANE_DEVICE float sum_of_shares(const float* from) {
   using Of = Sums<S, kInputRows>;
   constexpr int kRows = P::kTileRows;
-  const float* from = sums_of_row<P, S, kInputRows>(tile, output_row, row);
-  if constexpr (Of::kFours) return SumOfFours<P, S>::of(from);
   float total = 0.0f;
 #pragma unroll
   for (int i = 0; i < lesser(S::kChunks, kWarpgroups) * kWarpgroupWarps; i++, from += Of::kShare)
     if (i % kWarpgroupWarps < S::kShares) total += kRows < kMmaCols ? from[0] + from[kRows] : from[0];
   return total;
+}
+
+// The dot product of one output row of a tile with one row of the pass.
+template <class P, class S, int kInputRows>
+MONOLANE_DEVICE float row_sum(int tile, int output_row, int row) {
+  const float* from = Sums<S, kInputRows>::at(tile, 0, 0) + (row * kMmaCols + output_row) * Sums<S, kInputRows>::kColumn;
+  if constexpr (Sums<S, kInputRows>::kFours) return SumOfFours<P, S>::of(from);
+  return sum_of_shares<P, S, kInputRows>(from);
 }
 
 // Results of a tile for each row of the pass: one per output row, or, where the projection is a gate, one per pair of a gate row and an up row.
@@ -131,39 +134,57 @@ MONOLANE_DEVICE int own_result() {
   return kOneResult<P> ? thread_id() / kResultThreads<P> : thread_id();
 }
 
+// Where a thread finds the sums of its result in a decode pass, if kOneResult.
+template <class P, class S>
+struct OwnSums {
+  using Of = Sums<S, 1>;
+  static constexpr int kOfRow = kRowThreads<P>, kOfResult = kResultThreads<P>;
+  int threads;     // of the results that the worker has, from the first thread of this warp on
+  uint32_t first;  // the first of its sums
+  uint32_t share;  // and which share that is of
+
+  // `tiles`: those of the worker.
+  MONOLANE_DEVICE void find(int tiles) {
+    const uint32_t own = thread_id(), row = min(own / kOfRow, tiles * P::kTileRows - 1u), vector = own % kOfRow * (kOfRow > 1 ? SumOfFours<P, S>::kVectors / kOfRow : 0);
+    threads = ptx::kept(tiles * (kRowsOfTile<P> * kOfResult) - static_cast<int>(own / 32 * 32));
+    first = ptx::kept(row / P::kTileRows * Of::kTile + row % P::kTileRows * Of::kColumn + (kOfRow > 1 ? SumOfFours<P, S>::distance(vector) : 0));
+    share = kOfRow > 1 ? ptx::kept(vector / SumOfFours<P, S>::kColumns) : 0;
+  }
+
+  MONOLANE_DEVICE float sum() const {
+    const float* from = Of::at(0, 0, 0) + first;
+    if constexpr (!Of::kFours) return sum_of_shares<P, S, 1>(from);
+    using Sum = SumOfFours<P, S>;
+    float sum = Sum::template of<Sum::kVectors / kOfRow>(from, share);
+#pragma unroll
+    for (int mask = 1; mask < kOfRow; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+    return sum;
+  }
+};
+
+// Calls `finish` for this thread's result, if it has one. All threads have stored their sums.
+template <class P, class S, class Finish>
+MONOLANE_DEVICE void finish_own(const OwnSums<P, S>& sums, float scale, Finish finish) {
+  constexpr int kOfRow = kRowThreads<P>, kOfResult = kResultThreads<P>;
+  if (sums.threads <= 0) return;  // the warp has none
+  const float sum = sums.sum(), other = P::kOutput == Output::kGate ? ptx::shuffle_xor(sum, kOfRow) : 0.0f;
+  const int lane_index = lane_id();
+  if (lane_index % kOfResult == 0 && lane_index < sums.threads) finish(own_result<P>(), 0, sum, other, scale);
+}
+
 // Calls `finish` for every result of a batch: tiles [first, first + count), of which the sums lie in shared memory, and `rows` rows of the pass.
 template <class P, class S, int kInputRows, class Finish>
 MONOLANE_DEVICE void finish_batch(int first, int count, int rows, float scale, Finish finish) {
   constexpr bool kGate = P::kOutput == Output::kGate;
   constexpr int kPerTile = kRowsOfTile<P>;
   const uint32_t results = count * kInputRows * kPerTile;
-  const uint32_t own = thread_id();
-  if constexpr (kInputRows == 1 && kOneResult<P>) {
-    constexpr int kOfRow = kRowThreads<P>, kOfResult = kResultThreads<P>;
-    if (own / 32 * 32 >= results * kOfResult) return;  // the warp has none
-    const uint32_t row = min(own / kOfRow, count * P::kTileRows - 1u);
-    const int tile = row / P::kTileRows, output_row = row % P::kTileRows;
-    float sum;
-    if constexpr (kOfRow > 1) {
-      using Sum = SumOfFours<P, S>;
-      constexpr int kEach = Sum::kVectors / kOfRow;
-      sum = Sum::template of<kEach>(sums_of_row<P, S, 1>(tile, output_row, 0), own % kOfRow * kEach);
-#pragma unroll
-      for (int mask = 1; mask < kOfRow; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
-    } else {
-      sum = row_sum<P, S, 1>(tile, output_row, 0);
-    }
-    const float other = kGate ? ptx::shuffle_xor(sum, kOfRow) : 0.0f;
-    if (own % kOfResult == 0 && own < results * kOfResult) finish(first * kPerTile + own / kOfResult, 0, sum, other, scale);
-  } else {
 #pragma unroll 1
-    for (uint32_t i = own; i < results; i += kConsumers) {  // unsigned: divisions are shifts
-      const int output_row = i % kPerTile, row = i / kPerTile % kInputRows, tile = i / (kPerTile * kInputRows);
-      if (kInputRows > 1 && row >= rows) continue;
-      const float sum = row_sum<P, S, kInputRows>(tile, kGate ? 2 * output_row : output_row, row);
-      const float second = kGate ? row_sum<P, S, kInputRows>(tile, 2 * output_row + 1, row) : 0.0f;
-      finish((first + tile) * kPerTile + output_row, row, sum, second, scale);
-    }
+  for (uint32_t i = thread_id(); i < results; i += kConsumers) {  // unsigned: divisions are shifts
+    const int output_row = i % kPerTile, row = i / kPerTile % kInputRows, tile = i / (kPerTile * kInputRows);
+    if (kInputRows > 1 && row >= rows) continue;
+    const float sum = row_sum<P, S, kInputRows>(tile, kGate ? 2 * output_row : output_row, row);
+    const float second = kGate ? row_sum<P, S, kInputRows>(tile, 2 * output_row + 1, row) : 0.0f;
+    finish((first + tile) * kPerTile + output_row, row, sum, second, scale);
   }
 }
 

@@ -37,7 +37,7 @@ class Watchdog {
   // other lanes where they have launches of their own.
   MONOLANE_DEVICE void check() {
     if (ptx::load_relaxed(monolane_launch.failed)) return ptx::store_shared(&flags()->failed, 1);
-    const uint32_t step = ptx::load_shared(&flags()->step);
+    const uint32_t step = ptx::load_shared(&flags()->steps_before) + ptx::load_shared(&flags()->step);
     const int64_t now = ptx::now_ns();
     if (step != step_) step_ = step, since_ = now;
     if (now - since_ < monolane_launch.deadline_ns) return;
