@@ -82,7 +82,11 @@ def opened(
     if device == "emulated":
         target: Target = open_emulated_gpu(config, weights, context, stall, lanes)
     else:
-        with mock.patch.object(opening, "generate", partial(opening.generate, stall=stall)), poisoned(device):
+        with (
+            mock.patch.object(opening, "generate", partial(opening.generate, stall=stall)),
+            mock.patch("monolane.target.cuda.runtime.CudaTarget.settle") if stall else nullcontext(),
+            poisoned(device),
+        ):
             target = open_target(config, weights, device=device, context=context, lanes=lanes)
     if deadline_s is not None and device != "cpu":
         set_deadline(target, deadline_s)

@@ -85,8 +85,9 @@ class CudaTarget:
         if self.others or self.context <= FEWEST_TOKENS:
             return
         try:
-            token_ns = self._token_ns(0, FEWEST_TOKENS)
-            affordable = int(SETTLING_NS / (SETTLING_ROUNDS * PLACES * max(token_ns, 1)))
+            affordable = int(SETTLING_NS / (SETTLING_ROUNDS * PLACES * self._token_ns(0, FEWEST_TOKENS)))
+            if not affordable:  # reading the weights takes most of a token's time
+                return
             tokens = min(max(affordable, FEWEST_TOKENS), MOST_TOKENS, self.context - 1)
             rounds = [[self._token_ns(place, tokens) for place in range(PLACES)] for _ in range(SETTLING_ROUNDS)]
         except TargetError:  # a request will say what is wrong
