@@ -111,7 +111,8 @@ def measure(subject: str, tree: str, device: str, trace: bool) -> None:
         if trace and isinstance(target, traces.Stamping):
             traces.of_target(subject, target, prompt, 1)  # compiles the kernel with time stamps
         with turn():
-            getattr(target, "settle", int)()  # that of a GPU has been opened while others used it
+            if settle := getattr(target, "settle", None):  # a GPU's target was opened while others used the GPU
+                settle()
             answers = [timing.ask(target, timing.fixed_length(prompt, TOKENS)) for _ in range(REQUESTS + 1)][1:]
             us = [float(answer.gaps_us.mean()) for answer in answers]
             shown = [f"{tree:12} {subject:34}" + "".join(f"{each:10,.1f}" for each in us)]

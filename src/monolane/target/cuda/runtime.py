@@ -86,9 +86,9 @@ class CudaTarget:
             return
         try:
             affordable = int(SETTLING_NS / (SETTLING_ROUNDS * PLACES * self._token_ns(0, FEWEST_TOKENS)))
-            if not affordable:  # reading the weights takes most of a token's time
+            if affordable < FEWEST_TOKENS:  # reading the weights takes most of a token's time
                 return
-            tokens = min(max(affordable, FEWEST_TOKENS), MOST_TOKENS, self.context - 1)
+            tokens = min(affordable, MOST_TOKENS, self.context - 1)
             rounds = [[self._token_ns(place, tokens) for place in range(PLACES)] for _ in range(SETTLING_ROUNDS)]
         except TargetError:  # a request will say what is wrong
             self.launcher.place_handoffs(0)

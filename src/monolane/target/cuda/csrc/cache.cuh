@@ -118,8 +118,8 @@ MONOLANE_DEVICE int split_start(const Span& span, int split) {
 }
 MONOLANE_DEVICE int split_end(const Span& span, int split) { return min(span.first + span.pages, split_start(span, split + 1)); }
 
-// The split of an item of a decode pass, which is a split of a KV head; negative behind the last item. The newest split is the first: it comes last, because it waits for
-// the new key and value and appends them, and where workers own nothing of the projection that follows attention, they are the first workers.
+// The split of an item of a decode pass (a split of a KV head); negative behind the last item. The first items have the newest split, which takes longest, because it
+// waits for the new key and value and appends them. They belong to the first workers, which own nothing of the projection that follows attention, where some own nothing.
 MONOLANE_DEVICE int split_of(int item, const Span& span) { return span.splits - 1 - item / kKvHeads; }
 
 // --- streaming through the ring ---

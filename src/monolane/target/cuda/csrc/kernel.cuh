@@ -364,7 +364,7 @@ class Consumer {
 
   // Finishes one result of a projection: adds the bias and publishes the value, or updates the residual stream with it, or stores the logit. `local`:
   // the output row, counted from this worker's first. `row`: row of the pass. `first`, `second`: sums; the second one is of the up row of a gate.
-  // `chosen`: the expert that it is a result of. `best`: the highest rank of this thread's logits so far.
+  // `chosen`: the expert that it is a result of. `best`: the highest rank of this thread's logits so far. `place`: of its word, if kPlacesWord.
   template <bool kPrefill, class P>
   MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const RowBias& bias,
                               const Chosen& chosen, uint64_t& best, int place = 0) {

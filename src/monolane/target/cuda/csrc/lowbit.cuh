@@ -276,8 +276,10 @@ struct IntegerThread {
   uint32_t exponent;   // see Scales
   uint32_t half;       // see fraction_of_byte()
   uint32_t ones;       // all bits set (see look_up_halves)
-  // Of the input, in bytes: the operands of the first MMA, in half tiles those of the second, and what belongs to groups own_group() and, kHalfInput further, 4 + own_group().
-  uint32_t operands, others, about;
+  // Places in the input, in bytes.
+  uint32_t operands;  // of the first MMA
+  uint32_t others;    // half tiles: those of the second MMA; whole tiles: not 0 if the operands are those of the second MMA
+  uint32_t about;     // what belongs to group own_group() and, kHalfInput further, to 4 + own_group()
   uint32_t unit;  // the bits of what scales of the input are multiplied with (see IntegerInput)
   static constexpr int kHalfInput = kHalfGroups * 8 * 2;
 

@@ -139,9 +139,9 @@ template <class P, class S>
 struct OwnSums {
   using Of = Sums<S, 1>;
   static constexpr int kOfRow = kRowThreads<P>, kOfResult = kResultThreads<P>;
-  int threads;     // of the results that the worker has, from the first thread of this warp on
-  uint32_t first;  // the first of its sums
-  uint32_t share;  // and which share that is of
+  int threads;     // how many threads have results of this worker, counted from the first thread of this warp
+  uint32_t first;  // where the first sum of this thread lies, in floats
+  uint32_t share;  // the share that it is of
 
   // `tiles`: those of the worker.
   MONOLANE_DEVICE void find(int tiles) {
