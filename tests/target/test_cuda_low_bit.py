@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -148,3 +149,27 @@ def test_threads_that_share_a_sum_change_no_bit(slot_fragments: int, monkeypatch
     np.testing.assert_array_equal(found[0], found[1])
     exact = judge_weights(made.config, weights, made.tokens)
     near_enough(Verdict(exact.exact[:4], exact.rounded[:4]), found[0])
+
+
+@pytest.mark.parametrize("format", ["i8g32", seldom("fp4e32"), seldom("nl4g32"), seldom("i8g32z")])
+@pytest.mark.parametrize("slot_fragments", [4, seldom(8)])
+def test_columns_that_end_within_a_super_block(
+    format: str, slot_fragments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs of five super-blocks and six groups, and of five and two: tiles of one chunk or two, the
+    second of which does not begin where a line of memory does; a tied head, whose tiles the embedding is read from."""
+    case = replace(SHAPES["qwen2-64"], name="short", hidden=1472, heads=23, kv_heads=1, layers=1, ffn=1300, tied=True)
+    made = random_model(case, TOKENS)
+    matrices = [name for name, shape in expected_shapes(made.config) if len(shape) == 2]
+    weights = LowBitWeights(made.weights, matrices, [FORMATS[format]])
+    monkeypatch.setattr(opening, "_smaller", lambda _, whole, halved, __: whole)
+    slot = -(-slot_fragments * fragment_bytes(FORMATS[format]) // FRAGMENT_BYTES) * FRAGMENT_BYTES
+    monkeypatch.setattr(projections, "_low_bit_slot_bytes", lambda _: slot)
+    text = "\n".join(projections.projection_types(cuda_plan(made.config, 3, formats=weights.format)))
+    assert [int(found) for found in re.findall(r"kShortGroups = (\d+)", text)] == [6, 6, 6, 2, 6]
+    assert [int(found) for found in re.findall(r"kChunks = (\d+)", text)] == 5 * [2 if slot_fragments == 4 else 1]
+    target = EmulatedTarget(made.config, weights, 3)
+    verdict = judge_weights(made.config, weights, made.tokens)
+    near_enough(verdict, target.logits(made.tokens))
+    decoded = np.concatenate([target.logits(made.tokens[: at + 1], at) for at in DECODED])
+    near_enough(Verdict(verdict.exact[DECODED], verdict.rounded[DECODED]), decoded)

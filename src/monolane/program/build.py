@@ -205,7 +205,17 @@ class _Layer:
         router = self._matrix("router", parts, self.config.hidden)
         norm = self._norm("ffn_norm", self.config.hidden)
         bias = self._bias(router, experts.biased)
-        return Project("router", self.number, router, norm, Output.STORE, reads="stream_b", writes="routed", bias=bias)
+        return Project(
+            "router",
+            self.number,
+            router,
+            norm,
+            Output.STORE,
+            reads="stream_b",
+            writes="routed",
+            bias=bias,
+            routes=True,
+        )
 
     def _gate_up(
         self,

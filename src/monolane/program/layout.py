@@ -4,7 +4,7 @@ A tile holds a few rows over all columns. Inside it the k-blocks follow each oth
 [k-block][row][k]. A CPU reads one cache line (32 bf16) of each row in turn. A warp of a GPU loads a fragment at once:
 one k-block of a whole tile, or two of a half tile. Rows and columns are padded with zeros to whole tiles and fragments.
 That is bf16; the tiles of low-bit formats are those of ``tiles.py``, padded to whole groups of 32 columns, or to whole
-fragments: super-blocks of 256 columns, or two of them in half tiles.
+fragments: super-blocks of 256 columns, or two of them in half tiles. The last super-block of a whole tile may be short.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from monolane.model.format import BLOCK, GROUP, Floats, QuantRows
+from monolane.model.format import BLOCK, GROUP, Floats, Format, QuantRows
 from monolane.model.weights import Bf16Bits, from_bf16
 from monolane.program import tiles
 from monolane.program.stage import Output, Project
@@ -28,11 +28,14 @@ class Layout:
     tile_rows: int
     k_block: int
     halves_residual: bool = False  # matrices that write the residual stream have tiles of half as many rows
+    halves_routers: bool = False  # so have routers
     whole_blocks: bool = False  # low-bit columns are padded to whole fragments, and codes of tables are in order
+    short_bytes: int = 0  # but those of tiles of at most this many bytes to pairs of groups, where the format allows it
+    alignment: int = 1  # the bytes of a tile are a multiple of it
 
     def rows(self, stage: Project) -> int:
         """Rows of a tile."""
-        halved = self.halves_residual and stage.output is Output.RESIDUAL
+        halved = self.halves_routers if stage.routes else self.halves_residual and stage.output is Output.RESIDUAL
         return self.tile_rows // 2 if halved else self.tile_rows
 
     def fragment_cols(self, stage: Project) -> int:
@@ -44,18 +47,30 @@ class Layout:
         return -(-stage.matrix.rows // self.rows(stage))
 
     def padded_cols(self, stage: Project) -> int:
-        in_groups = stage.matrix.format.is_low_bit and not self.whole_blocks
-        columns = GROUP if in_groups else self.fragment_cols(stage)
-        return -(-stage.matrix.cols // columns) * columns
+        cols, format = stage.matrix.cols, stage.matrix.format
+        if format.is_low_bit and not self.whole_blocks:
+            return _rounded_up(cols, GROUP)
+        whole = _rounded_up(cols, self.fragment_cols(stage))
+        if self.rows(stage) == self.tile_rows and _may_end_short(format):
+            if self.tile_rows * format.row_bytes(whole) <= self.short_bytes:
+                return _rounded_up(cols, 2 * GROUP)
+        return whole
 
     def tile_bytes(self, stage: Project) -> int:
+        return _rounded_up(self._used_bytes(stage), self.alignment)
+
+    def _used_bytes(self, stage: Project) -> int:
+        """Of a tile; zeros follow."""
         return self.rows(stage) * stage.matrix.format.row_bytes(self.padded_cols(stage))
 
     def pack(self, rows: Bf16Bits | QuantRows, stage: Project) -> NDArray[np.uint8]:
         """Pack consecutive rows into whole tiles. Missing rows of the last tile, and missing columns, become zeros."""
         if isinstance(rows, QuantRows):
             wide = rows.widened(self.padded_cols(stage) // GROUP)
-            return tiles.pack(wide, self.tile_rows, self.whole_blocks, self.rows(stage) < self.tile_rows)
+            packed = tiles.pack(wide, self.tile_rows, self.whole_blocks, self.rows(stage) < self.tile_rows)
+            packed = packed.reshape(-1, self._used_bytes(stage))
+            missing = self.tile_bytes(stage) - packed.shape[1]
+            return np.pad(packed, ((0, 0), (0, missing))).reshape(-1) if missing else packed.reshape(-1)
         tile_rows, padded = self.rows(stage), self.padded_cols(stage)
         count = -(-len(rows) // tile_rows)
         if len(rows) != count * tile_rows or rows.shape[1] != padded:
@@ -71,7 +86,8 @@ class Layout:
         if matrix.format.is_low_bit:
             groups = self.padded_cols(stage) // GROUP
             halved = self.rows(stage) < self.tile_rows
-            rows = tiles.unpack(tape, matrix.format, groups, self.tile_rows, self.whole_blocks, halved)
+            used = tape.reshape(-1, self.tile_bytes(stage))[:, : self._used_bytes(stage)]
+            rows = tiles.unpack(used.reshape(-1), matrix.format, groups, self.tile_rows, self.whole_blocks, halved)
             return rows.values(matrix.cols)
         return from_bf16(self.unpack(tape, stage))
 
@@ -80,3 +96,16 @@ class Layout:
         padded = self.padded_cols(stage)
         blocks = tape.view(np.uint16).reshape(-1, padded // self.k_block, self.rows(stage), self.k_block)
         return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).reshape(-1, padded)[:, : stage.matrix.cols]
+
+
+def _may_end_short(format: Format) -> bool:
+    """Whether a GPU finds the groups of a short super-block as it finds those of a whole one: all are stored by group,
+    and every word has codes of one of them (``tiles.py``)."""
+    codes, scales = format.codes, format.scales
+    if codes is None or scales is None or codes.is_float or scales.per_block:
+        return False
+    return codes.bits == 8 or codes.table is not None
+
+
+def _rounded_up(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -91,6 +91,9 @@ def make_plan(
     The first ``attending`` workers attend to a short context, and begin the matrix behind attention later than others.
     If equal shares of the residual stream, rounded up, leave over no more workers than that, they are the first ones.
 
+    The rows of a router, where there are not enough for all workers, are those of the last ones: of other workers than
+    attend, and of the same ones in every layer.
+
     Where a stage has several matrices, a worker multiplies its tiles of one after those of the other. Each matrix but
     the first takes as long as streaming ``matrix_overhead`` bytes more. Where an uneven division costs less than that,
     the workers are divided among the matrices, and each has tiles of one only.
@@ -105,6 +108,8 @@ def make_plan(
         tiles, tile_bytes = layout.tiles(stage), layout.tile_bytes(stage)
         if stage.output is Output.RESIDUAL:
             counts = residual_counts.setdefault(tiles, _residual(tiles, workers, attending))
+        elif stage.routes and tiles <= workers:
+            counts = [0] * (workers - tiles) + [1] * tiles
         elif index in divided:
             counts = divided[index]
         else:

@@ -205,6 +205,7 @@ class Project:
     first_row: int = 0  # of the output, in the buffer that it writes
     gate: Gate = SWIGLU  # of a GATE output
     routing: Routing | None = None
+    routes: bool = False  # whether the outputs are the logits that experts are chosen by
 
     @property
     def chosen(self) -> int:

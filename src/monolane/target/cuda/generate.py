@@ -7,7 +7,7 @@ from monolane.target import structs
 from monolane.target.cpp import braces
 from monolane.target.cuda import exchange, formats, launch
 from monolane.target.cuda.constants import PAGE_TOKENS, structure_constants
-from monolane.target.cuda.dealing import most_dealt
+from monolane.target.cuda.dealing import dealt_firsts, most_dealt
 from monolane.target.cuda.layers import projection_count
 from monolane.target.cuda.projections import projection_types
 from monolane.target.cuda.shared_memory import max_own_tokens, owned_rows, residual_projection, shared_memory
@@ -50,6 +50,7 @@ def generate(
             "kWorkers": program.lanes * plan.workers,
             "kWorkersHere": lanes_here * plan.workers,
             "kMaxOwnedRows": owned_rows(plan),
+            "kHeadCols": plan.layout.padded_cols(program.head),
             "kMaxOwnTokens": max_own_tokens(plan),
             "kResidualProjection": residual_projection(program),
             "kSharedLimit": shared_limit,
@@ -80,6 +81,7 @@ def generate(
         f"constexpr int kBufferStrides[] = {braces(map(str, strides))};",
         f"constexpr int kWordOffsets[] = {braces(map(str, words[:-1]))};",
         f"constexpr int kPrefillOffsets[] = {braces(map(str, plain[:-1]))};",
+        f"MONOLANE_CONSTANT int kDealtFirst[] = {braces(map(str, dealt_firsts(plan)))};",
         *projection_types(plan),
         *exchange.definitions(program),
         "}  // namespace monolane",

@@ -26,11 +26,12 @@ from monolane.progress import Progress
 from monolane.target.caches import resident_caches
 from monolane.target.cuda import packages, presence
 from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
-from monolane.target.cuda.constants import MAX_SPLITS, PAGE_TOKENS, SPLIT_BYTES, SPLIT_PAGES
+from monolane.target.cuda.constants import LINE_BYTES, MAX_SPLITS, PAGE_TOKENS, SPLIT_BYTES, SPLIT_PAGES
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
 from monolane.target.cuda.presence import Presence, Unreachable
+from monolane.target.cuda.projections import LOW_BIT_SLOT_BYTES
 from monolane.target.generate import LAYOUT
 from monolane.target.lane_processes import LaneProcesses
 from monolane.target.widened import note_widened
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
 
 Loaded = TypeVar("Loaded")
 
-WHOLE = replace(LAYOUT, name="rows8-threes", whole_blocks=True)
-HALVED = replace(WHOLE, name="rows4-threes", halves_residual=True)
+WHOLE = replace(
+    LAYOUT, name="rows8-short", whole_blocks=True, short_bytes=2 * min(LOW_BIT_SLOT_BYTES), alignment=LINE_BYTES
+)
+HALVED = replace(WHOLE, name="rows4-short", halves_residual=True)
 SHORT_SPLITS = 2  # splits of a KV head in a context of a few hundred tokens
 RUN_AHEAD_BYTES = 16 << 10  # of the largest tile that a worker may have beyond an equal share of a stage
 MATRIX_OVERHEAD_BYTES = (
@@ -142,11 +145,13 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: For
 def _layout(program: Program, workers: int) -> Layout:
     """Half tiles of what writes the residual stream, where the largest share of a worker gets smaller, because they
     double the loads of input. Tiles of FP8 are whole, and so are those of an odd number of experts' outputs, which are
-    cut in two."""
+    cut in two. Routers have half tiles, so that more workers share them."""
+    halves_routers = not any(_is_fp8(stage) for stage in program.projections if stage.routes)
+    whole, halved = (replace(layout, halves_routers=halves_routers) for layout in (WHOLE, HALVED))
     residual = [stage for stage in program.projections if stage.output is Output.RESIDUAL]
     if any(_is_fp8(stage) or (stage.chosen > 1 and stage.chosen % 2) for stage in residual):
-        return WHOLE
-    return _smaller(residual, WHOLE, HALVED, workers)
+        return whole
+    return _smaller(residual, whole, halved, workers)
 
 
 def _is_fp8(stage: Project) -> bool:

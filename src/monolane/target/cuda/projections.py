@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from monolane.errors import UnsupportedModelError
-from monolane.model.format import BLOCK, Format
+from monolane.model.format import BLOCK, GROUP, Format
 from monolane.program.plan import Plan
 from monolane.program.stage import (
     Attend,
@@ -33,10 +33,11 @@ from monolane.target.cuda.constants import (
     DECODE_BATCH,
     FRAGMENT_BYTES,
     FRAGMENT_COLS,
+    LINE_BYTES,
     WARPGROUP_WARPS,
     WARPGROUPS,
 )
-from monolane.target.cuda.dealing import is_dealt, most_dealt_of
+from monolane.target.cuda.dealing import is_dealt, most_dealt
 from monolane.target.cuda.exchange import any_late, exchanging
 from monolane.target.cuda.formats import any_low_bit, fragment_bytes, type_name
 from monolane.target.cuda.layers import first_of, numbered_stages, places, projection_count, projection_rows, stage_at
@@ -45,7 +46,7 @@ from monolane.target.generate import OUTPUTS, SCORINGS, literal
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
 # The largest and the smallest size where any weights are low-bit: what a warp does for every chunk takes as long as two
 # super-blocks do, so a chunk has several of them for each warp.
-LOW_BIT_SLOT_FRAGMENTS = (40, 28)
+LOW_BIT_SLOT_BYTES = (40 * FRAGMENT_BYTES, 28 * FRAGMENT_BYTES)
 SMALL_PART = 0.1  # of the streamed bytes: a smaller matrix does not decide about the size of a slot
 # In-flight limits: bytes of bulk copies in flight to one thread block. The small loads of a hand-off queue behind them,
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
@@ -150,7 +151,7 @@ def _low_bit_slot_bytes(plan: Plan) -> int:
     """The same where any weights are low-bit. But tiles of large matrices are cut as little as in the largest slots."""
     kinds = _streamed_kinds(plan)
     large = [stage for stage, size in kinds if size >= SMALL_PART * plan.bytes_per_token]
-    largest, smallest = (units * FRAGMENT_BYTES for units in LOW_BIT_SLOT_FRAGMENTS)
+    largest, smallest = LOW_BIT_SLOT_BYTES
 
     def filled(slot: int) -> float:
         chunks = [(size, chunk_bytes(stage, slot)) for stage, size in kinds]
@@ -189,7 +190,11 @@ def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
     # Products with low-bit weights are long. Where chunks are equal, only the last fragment of a warp is in doubt, and
     # the compiler mixes the instructions of the others.
     size, is_low_bit = fragment_bytes(stage.matrix.format), stage.matrix.format.is_low_bit
-    return cut(_fragments(plan, stage), slot // size, least, rounds_up=not is_low_bit)
+    for most in (slot // size, slot // size - 1):
+        chunks, fragments = cut(_fragments(plan, stage), most, least, rounds_up=not is_low_bit)
+        if chunks == 1 or fragments * size + fragments * size % LINE_BYTES <= slot:
+            break  # what lies before a chunk in its first line has room, too (csrc/ring.cuh)
+    return chunks, fragments
 
 
 def cut(units: int, slot: int, least: int = 1, rounds_up: bool = True) -> tuple[int, int]:
@@ -217,7 +222,7 @@ def _max_tiles(plan: Plan, stage: Project) -> int:
     """The most tiles of this projection that one worker owns or is dealt, in any layer where it has this format."""
     alike = [number for number, other in enumerate(plan.program.projections) if _alike(other, stage)]
     most = max(tape[number].tiles for tape in plan.segments for number in alike)
-    return max(most, most_dealt_of(plan, stage)) if is_dealt(stage) else most
+    return max(most, most_dealt(plan)) if is_dealt(stage) else most
 
 
 def _min_tiles(plan: Plan, stage: Project) -> int:
@@ -229,11 +234,13 @@ def _min_tiles(plan: Plan, stage: Project) -> int:
 def chunk_tiles(plan: Plan, stage: Project, slot: int) -> int:
     """Tiles of a chunk in a decode pass: as many small ones as fit a slot, and half of what a worker has at most, so
     that both warpgroups have some. A power of two, which divides every batch. 1 where a tile fills a slot. Where each
-    expert has an input of its own, a chunk has all tiles of one of them, if they fit."""
+    expert has an input of its own, a chunk has all tiles of one of them, if they fit, else two."""
     fitting, most = slot // plan.layout.tile_bytes(stage), _max_tiles(plan, stage)
     if input_segments(stage) > 1:
         together = 1 << max(most - 1, 0).bit_length()
-        return together if _cut(plan, stage, slot)[0] == 1 and together <= min(fitting, WARPGROUP_WARPS) else 1
+        if _cut(plan, stage, slot)[0] > 1 or fitting < 2:
+            return 1
+        return together if together <= min(fitting, WARPGROUP_WARPS) else 2
     return 1 << max(min(fitting, most // WARPGROUPS, DECODE_BATCH), 1).bit_length() - 1
 
 
@@ -273,8 +280,8 @@ def _in_flight_limits(program: Program, stage: Project, chunk_bytes: int, own_ch
 
 
 def _fragments(plan: Plan, stage: Project) -> int:
-    """Fragments of a tile."""
-    return plan.layout.padded_cols(stage) // plan.layout.fragment_cols(stage)
+    """Fragments of a tile, of which the last one may be short."""
+    return -(-plan.layout.padded_cols(stage) // plan.layout.fragment_cols(stage))
 
 
 Kind = TypeVar("Kind", Project, Attend)
@@ -316,10 +323,6 @@ def _sinks(stage: Project) -> Vector | None:
 def _exchange(program: Program, stage: Project) -> int:
     names = [stages[0].name for stages in exchanging(program)]
     return names.index(stage.name) if stage.exchange else NONE
-
-
-def _is_router(program: Program, stage: Project) -> bool:
-    return any(other.routing and other.routing.reads == stage.writes for other in program.projections)
 
 
 def _input_age(program: Program, stage: Project) -> int:
@@ -410,6 +413,8 @@ def _specialization(
         "int kFragmentCols": plan.layout.fragment_cols(stage),
         "int kFragmentBytes": size,
         "int kFragments": _fragments(plan, stage),
+        "int kShortGroups": plan.layout.padded_cols(stage) % plan.layout.fragment_cols(stage) // GROUP,
+        "int kTileBytes": plan.layout.tile_bytes(stage),
         "int kChunks": chunks,
         "int kChunkFragments": chunk_fragments,
         "int kChunkTiles": tiles,
@@ -430,7 +435,7 @@ def _specialization(
         "int kFirstRow": stage.first_row,
         "int kExchange": _exchange(program, stage),
         "int kInputAge": _input_age(program, first),
-        "bool kRoutes": str(_is_router(program, first)).lower(),
+        "bool kRoutes": str(first.routes).lower(),
         "int kExperts": stage.matrix.experts,
         "int kChosen": stage.chosen,
         "int kLogit": stage.routing.first if stage.routing else NONE,

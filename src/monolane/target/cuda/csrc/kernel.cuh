@@ -178,7 +178,7 @@ class Consumer {
     const int s = P::kStage + layer * kStagesPerLayer;
     if (!P::kContinues) begin<kPrefill>(s, now);
     Own own = shared::own()[P::kFirst + layer * kProjectionsPerLayer];
-    if constexpr (!kPrefill && kIsDealt<P>) own = {dealt<P>().first, dealt<P>().count};
+    if constexpr (!kPrefill && kIsDealt<P>) own = {dealt().first, dealt().count};
     const StageTiles tiles{s, layer, own.tiles, (own.first_tile * P::kTileRows) >> (P::kOutput == Output::kGate)};
     // Orders this pass's stores to the cache before what this worker publishes next: a worker that sees the latter sees the new keys and values.
     if (kHead) ptx::fence();

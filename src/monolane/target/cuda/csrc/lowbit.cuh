@@ -147,6 +147,47 @@ struct LowBitFragment {
     return loaded ^ (blocks[0] = number<F::kBlockBytes>(from + Place::blocks(kBlockGroups) + thread.block));
   }
 
+  // The places of a thread in what may be the last fragment of a tile: one of kGroups groups, if `is_last`, else one like all others.
+  template <int kGroups>
+  struct Last {
+    uint32_t codes[2 * kPlanes];  // of 4 groups each
+    uint32_t scales;
+    uint32_t present[2];  // all bits set where the fragment has the thread's groups, else none
+
+    MONOLANE_DEVICE Last(uint32_t lane, bool is_last, const Thread& thread) {
+      static_assert(kKBlocks == 1 && kHighWords == 0 && F::kBlockBytes == 0 && kGroups % 2 == 0, "a format whose words have one group each");
+#pragma unroll
+      for (int s = 0; s < 2; s++) {
+        const int groups = s == 0 ? lesser(kGroups, kHalfGroups) : greater(kGroups - kHalfGroups, 0);
+#pragma unroll
+        for (int i = 0; i < kPlanes; i++)
+          codes[s * kPlanes + i] = ptx::kept((s * kPlanes + i) * 512 + (is_last && groups ? lane * 4 * groups - i * (512 - 128 * groups) : lane * 16));
+        present[s] = ptx::kept(is_last && static_cast<int>(own_group<kKBlocks>(lane)) >= groups ? 0 : -1);
+      }
+      scales = ptx::kept(thread.scale + (is_last ? Place::scales(kGroups) : Place::scales(kBlockGroups)));
+    }
+  };
+
+  // Loads what may be the last fragment of a tile. The codes of groups that it does not have are those of anything that lies there, and their scales are 0.
+  template <int kGroups>
+  MONOLANE_DEVICE uint32_t load_last(const char* from, const Last<kGroups>& last) {
+    uint32_t loaded = blocks[0] = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kPlanes; i++) {
+      const uint64_t* at = reinterpret_cast<const uint64_t*>(from + last.codes[i]);
+      const uint64_t one = at[0], two = at[1];
+      codes[i / kPlanes][i % kPlanes] = {static_cast<uint32_t>(one), static_cast<uint32_t>(one >> 32), static_cast<uint32_t>(two), static_cast<uint32_t>(two >> 32)};
+      loaded ^= codes[i / kPlanes][i % kPlanes].x ^ codes[i / kPlanes][i % kPlanes].z;
+    }
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+      scales[s] = number<F::kScaleBytes>(from + last.scales + s * (kHalfGroups * kTileRows * F::kScaleBytes));
+      loaded ^= scales[s];
+      scales[s] &= last.present[s];
+    }
+    return loaded;
+  }
+
   // The codes of four groups in threes, of the first or of the last 16 columns.
   struct Three {
     uint32_t words[3];

@@ -28,7 +28,7 @@ MONOLANE_NOINLINE Word4 low_bit_embedding(int32_t token, int k) {
   if (monolane_launch.table)
     four_weights<F, 1, kHidden>(monolane_launch.table + static_cast<int64_t>(token) * kTableRowBytes, 0, k, v);
   else
-    four_weights<F, kTileRows, round_up(kHidden, kBlockCols)>(monolane_launch.head_tiles[token / kTileRows], token % kTileRows, k, v);
+    four_weights<F, kTileRows, kHeadCols>(monolane_launch.head_tiles[token / kTileRows], token % kTileRows, k, v);
   const auto bits = [&](int i) { return k + i < kHidden ? ptx::bits_of(v[i]) : 0; };
   return {bits(0), bits(1), bits(2), bits(3)};
 }
@@ -302,7 +302,7 @@ template <class P>
 MONOLANE_DEVICE float prepare_words(int layer, uint32_t step) {
   constexpr To kTo = kOneRow<P>;
   // A burst is a round trip to L2. Where there are no weights of a norm, registers allow for more loads at a time.
-  constexpr int kMost = P::kNorm == kNone && kTo == To::kIntegers ? 10 : 6;
+  constexpr int kMost = P::kNorm == kNone && kTo == To::kIntegers ? 12 : 6;
   constexpr int kSegments = P::kSegments, kBurst = burst_of<P, kConsumers, kMost, kTo, kSegments>(), kCols = P::kCols;
   using Own = Fours<kTo, kConsumers>;
   // Of a column among those of all segments: its place in its own segment, or kCols behind the last segment.

@@ -37,9 +37,9 @@ MONOLANE_DEVICE void produce() {
   sync_consumers_and_producer();
   if (lane_id() != 0) return;
   Producer<false> decode(choices);
-  // At most this many decode passes follow; their positions fit the context. The consumers may end the request earlier.
-  const int passes = (count - position) + (request.all_logits ? 0 : static_cast<int>(request.max_tokens) - 1);
-  for (int i = 0; i < passes && going && !shared::consumers_done(); i++) going = decode.pass(tape, position + i, true);
+  // Decode passes follow up to this position at most; it fits the context. The consumers may end the request earlier.
+  const int end = count + (request.all_logits ? 0 : static_cast<int>(request.max_tokens) - 1);
+  for (; position < end && going && !shared::consumers_done(); position++) going = decode.pass(tape, position, true);
   decode.drain();
 }
 

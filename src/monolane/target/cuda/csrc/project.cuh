@@ -286,7 +286,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   int unloaded = own_chunks;                                                                  // of them, not in registers yet
   constexpr int kUnits = S::kTeamTiles * S::kWarpShares;  // shares of tiles that a warp has of a chunk
   using Weights = typename S::Weights;
-  const typename S::Fragment::Thread place{lane_index};
+  const typename S::Fragment::Thread place(lane_index, S::has_last(part, warp));
   // Whether each warpgroup has a chunk. Where it may have none, the weights are zeroed: otherwise the compiler keeps what the stage before has left in these
   // registers alive up to here, and spills.
   constexpr bool kHasChunk = P::kEndsStage && !P::kChooses && (!S::kWholeTiles || P::kMinTiles > (kWarpgroups - 1) * kTiles);
@@ -352,7 +352,7 @@ MONOLANE_DEVICE void project(int tiles, Cursor<kPrefill>& cursor, const uint16_t
   constexpr bool kReleasesLate = kLowBit && kInputRows == 1;
   static_assert(!kReleasesLate || kAhead == 1, "the chunk in registers is the one in the slot");
   // Where a chunk has all tiles of one expert, a warp has the same shares of the same tiles in every chunk, and adds them up in registers.
-  constexpr bool kAddsUp = kIntegers && kSegments > 1 && kTiles > 1 && kOneBatch;
+  constexpr bool kAddsUp = kIntegers && kSegments > 1 && kTiles > 1 && kTiles >= P::kMaxTiles;
   static_assert(!kAddsUp || S::kSegmentChunks == 1, "a chunk has all columns of an expert");
   float added[kUnits] = {};
   bool releases = false;

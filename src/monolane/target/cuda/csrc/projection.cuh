@@ -28,6 +28,8 @@ struct InFlightLimits {
 //   kTileRows, kFragmentCols rows of a tile and columns (k) of a fragment: 8 x 32, or 4 x 64 in half tiles, or 8 x 256 of low-bit weights
 //   kFragmentBytes           what a warp loads at once
 //   kFragments               fragments of a tile
+//   kShortGroups             groups of the last fragment of a tile, where it is short; else 0
+//   kTileBytes               of a tile
 //   kChunks, kChunkFragments how a tile is cut along k into chunks that fit a slot of the ring
 //   kChunkTiles              tiles of a chunk in a decode pass: several where tiles are small and not cut
 //   kMinTiles                fewest tiles that one worker owns, of those that own any

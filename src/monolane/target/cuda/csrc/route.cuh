@@ -21,12 +21,7 @@ struct Dealt {
 };
 template <class P>
 constexpr int kTilesEach = divide_up(P::kRows, P::kTileRows);  // of one expert
-template <class P>
-MONOLANE_DEVICE Dealt dealt() {
-  constexpr int kTotal = P::kChosen * kTilesEach<P>;
-  const int first = kTotal * rank() / kLaneWorkers;
-  return {first, kTotal * (rank() + 1) / kLaneWorkers - first};
-}
+MONOLANE_DEVICE Dealt dealt() { return {kDealtFirst[rank()], kDealtFirst[rank() + 1] - kDealtFirst[rank()]}; }
 // Where such a tile of the first expert lies, and how far that of the next expert is behind it.
 struct DealtAddress {
   const uint8_t* first;

@@ -21,7 +21,7 @@ struct WarpgroupShare {
   static_assert(kTeamTiles * kTeams == kChunkTiles, "every team has as many tiles");
   using Format = typename P::Format;
   static constexpr bool kIsLowBit = P::Format::kIsLowBit, kIsInteger = P::Format::kIsInteger, kIsFp8 = kIsLowBit && !kIsInteger;
-  static constexpr int kFragments = P::kFragments, kSegmentChunks = P::kChunks, kChunks = kSegments * kSegmentChunks, kChunkFragments = P::kChunkFragments, kFragmentBytes = P::kFragmentBytes;
+  static constexpr int kFragments = P::kFragments, kSegmentChunks = P::kChunks, kChunks = kSegments * kSegmentChunks, kChunkFragments = P::kChunkFragments, kFragmentBytes = P::kFragmentBytes, kTileBytes = P::kTileBytes, kSkipped = monolane::kSkipped<P>;
   static constexpr int kKBlocks = P::kFragmentCols / (kIsLowBit ? kBlockCols : kKBlock);  // of a fragment: 1, or 2 in half tiles
   static constexpr int kFragmentCols = P::kFragmentCols;
   static constexpr bool kWholeTiles = kChunks == 1;
@@ -34,12 +34,20 @@ struct WarpgroupShare {
   // dealt out evenly, those with more of them should not be on the same schedulers.
   static constexpr int kTurn = kChunkFragments % kWarpgroupWarps == 0 ? 0 : kTileWarps == 2 ? 1 : 2;
   static constexpr bool kEqualChunks = kSegmentChunks * kChunkFragments == kFragments;
+  // Of the last chunk of a tile, the number of fragments; then which fragment of which share is the last one. It may be short. A tile has one chunk then, or one for each warpgroup.
+  static constexpr int kLastFragments = kFragments - (kSegmentChunks - 1) * kChunkFragments, kLast = (kLastFragments - 1) / kWarpgroupWarps;
+  static constexpr int kLastShare = (kLastFragments - 1) % kWarpgroupWarps;
+  static constexpr bool kIsShort = P::kShortGroups > 0;
+  static_assert(!kIsShort || kSegmentChunks <= kWarpgroups, "a warp has the last fragment of every tile, or of none");
   using Fragment = FragmentOf<P>;
   using Weights = typename Fragment::Type[kTeamTiles * kWarpShares][kWarpFragments];  // of a chunk, in a warp's registers
 
   MONOLANE_DEVICE static int fragments_of(int chunk) {
     return min(kChunkFragments, kFragments - (kSegments > 1 ? chunk % kSegmentChunks : chunk) * kChunkFragments);
   }
+
+  // Whether a warp of a team has the last fragments of tiles. `part`: see project().
+  MONOLANE_DEVICE static bool has_last(int part, int warp) { return kIsShort && warp == kLastShare % kTileWarps && (kSegmentChunks == 1 || part == kWarpgroups - 1); }
 
   // Whether a share (0 to 3) has a j-th fragment in a chunk's tile of `fragments`. Behind a short chunk its slot still holds bytes of an earlier
   // chunk. They must not be multiplied, not even by zero: zero times infinity is NaN.
