@@ -51,10 +51,9 @@ class Layout:
         if format.is_low_bit and not self.whole_blocks:
             return _rounded_up(cols, GROUP)
         whole = _rounded_up(cols, self.fragment_cols(stage))
-        if self.rows(stage) == self.tile_rows and _may_end_short(format):
-            if self.tile_rows * format.row_bytes(whole) <= self.short_bytes:
-                return _rounded_up(cols, 2 * GROUP)
-        return whole
+        is_whole_tile = self.rows(stage) == self.tile_rows
+        is_small = self.tile_rows * format.row_bytes(whole) <= self.short_bytes
+        return _rounded_up(cols, 2 * GROUP) if is_whole_tile and is_small and _may_end_short(format) else whole
 
     def tile_bytes(self, stage: Project) -> int:
         return _rounded_up(self._used_bytes(stage), self.alignment)

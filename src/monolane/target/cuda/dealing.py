@@ -16,7 +16,6 @@ from monolane.program.plan import Plan
 from monolane.program.stage import Output, Project
 from monolane.target.cuda.layers import projection_rows
 
-
 ROUTER_BYTES = 28 << 10  # of gates, that stream while a worker with rows of the router is busy with these
 
 
