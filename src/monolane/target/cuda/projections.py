@@ -56,8 +56,8 @@ LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
 INTEGER_LIMITS = (16384, 20480, 32768, HIGHEST)
 # Nothing of an expert is copied before it is chosen, so what its gates need comes when no hand-off is near.
 # All workers ask for their first chunks at the same time, though: with few of them in flight, for a fifth of all that a
-# worker has, the first comes sooner.
-EXPERT_GATES, FIRST_EXPERT_GATES, FIRST_EXPERT_CHUNKS = 65536, 24576, 1 / 5
+# worker has, the first comes sooner. Where a worker has more of gates in integers, more of it may be in flight.
+EXPERT_GATES, FIRST_EXPERT_GATES, FIRST_EXPERT_CHUNKS, EXPERT_GATES_PART = 65536, 40960, 1 / 5, 3 / 8
 # Lanes whose exchanges are late are at different stages at the same time. Copies of other lanes are in flight during
 # a hand-off whatever a lane does, so it gains little by holding back its own: limits are this many times higher.
 LATE_LANES = 1.8
@@ -270,6 +270,7 @@ def _in_flight_limits(program: Program, stage: Project, chunk_bytes: int, own_ch
         of_experts = -(-(EXPERT_GATES if stage.output is Output.GATE else HIGH) // chunk_bytes)
         steps = (0, of_experts, 0, of_experts, of_experts)
         if stage.matrix.format.is_integer and stage.output is Output.GATE:
+            of_experts = max(of_experts, int(own_chunks * EXPERT_GATES_PART))
             first_chunks, first = int(own_chunks * FIRST_EXPERT_CHUNKS), max(1, round(FIRST_EXPERT_GATES / chunk_bytes))
             steps = (first_chunks, first, 0, of_experts, of_experts)
     elif stage.output in (Output.GATE, Output.LOGITS):

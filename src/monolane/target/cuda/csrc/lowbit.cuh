@@ -75,13 +75,13 @@ MONOLANE_DEVICE uint32_t looked_up(uint32_t codes) {
 }
 
 // What kLookup has for 8 codes: found[half of the table][first or last four codes], 0 for codes of the other half. Inverted codes select from the upper half: the highest
-// bit of these is clear (see looked_up), and codes 15 to 8 become 0 to 7. ALUs have to look up, so the FMA units do the rest: an inverted code is a difference, and the high
-// half a dot product. A second MMA would take longer than the sum of both halves: for its 6 cycles neither ALUs nor FMA units get anything.
+// bit of these is clear (see looked_up), and codes 15 to 8 become 0 to 7. A second MMA would take longer than the sum of both halves: for its 6 cycles neither ALUs nor FMA
+// units get anything.
 template <class F>
-MONOLANE_DEVICE void look_up_halves(uint32_t codes, uint32_t ones, uint32_t (&found)[2][2]) {
+MONOLANE_DEVICE void look_up_halves(uint32_t codes, uint32_t (&found)[2][2]) {
   const uint32_t last = ptx::high_half(codes);
   found[0][0] = ptx::byte_perm_signed(F::kLookup0, F::kLookup1, codes), found[0][1] = ptx::byte_perm_signed(F::kLookup0, F::kLookup1, last);
-  found[1][0] = ptx::byte_perm_signed(F::kLookup2, F::kLookup3, ones - codes), found[1][1] = ptx::byte_perm_signed(F::kLookup2, F::kLookup3, ones - last);
+  found[1][0] = ptx::byte_perm_signed(F::kLookup2, F::kLookup3, ~codes), found[1][1] = ptx::byte_perm_signed(F::kLookup2, F::kLookup3, ~last);
 }
 
 // The high bits of the codes of a group: `word` has two bits of every column for each of 4 groups, or one bit of both halves of a group.
@@ -316,7 +316,6 @@ struct IntegerThread {
   int32_t codes_unit;  // pairs: what a code of 1 counts in the sums of its groups: 16 where they are the second ones
   uint32_t exponent;   // see Scales
   uint32_t half;       // see fraction_of_byte()
-  uint32_t ones;       // all bits set (see look_up_halves)
   // Places in the input, in bytes.
   uint32_t operands;  // of the first MMA
   uint32_t others;    // half tiles: those of the second MMA; whole tiles: not 0 if the operands are those of the second MMA
@@ -330,8 +329,7 @@ struct IntegerThread {
         second(ptx::kept(-(own_group<kKBlocks>(lane) % 2))),
         codes_unit(own_group<kKBlocks>(lane) % 2 ? 16 : 1),
         exponent(kByteScales<F> ? 0u : ptx::kept(0x4b000000)),
-        half(kByteScales<F> ? ptx::kept(0x3f000000) : 0),
-        ones(F::kHasTable ? ptx::kept(-1) : 0) {
+        half(kByteScales<F> ? ptx::kept(0x3f000000) : 0) {
     const uint32_t g = lane / 4, in_second = lane / 8 % 2;
     const uint32_t own = kKBlocks == 1 ? lane * 8 : in_second * kBlockElements + ((g / 4 * 4 + g % 2) * 4 + lane % 4) * 8;
     operands = ptx::kept((from + own) * 2);
@@ -431,8 +429,8 @@ MONOLANE_DEVICE float multiply_integers(const LowBitFragment<F, kKBlocks>& weigh
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         uint32_t upper[2][2], lower[2][2];
-        look_up_halves<F>(word_of(weights.codes[s][0], i), thread.ones, upper);
-        look_up_halves<F>(word_of(weights.codes[s][0], 2 + i), thread.ones, lower);
+        look_up_halves<F>(word_of(weights.codes[s][0], i), upper);
+        look_up_halves<F>(word_of(weights.codes[s][0], 2 + i), lower);
         if constexpr (F::kHasSmallTable) {  // one of the halves is 0
           const uint32_t above[2] = {upper[0][0] + upper[1][0], upper[0][1] + upper[1][1]}, below[2] = {lower[0][0] + lower[1][0], lower[0][1] + lower[1][1]};
           multiply_groups<F>(c[0][i & kOther], c[1][i & kOther], above, below, x.operand[s][i]);
