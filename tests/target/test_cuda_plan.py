@@ -1,8 +1,9 @@
 """How the CUDA target divides work: the residual stream in half tiles where a worker then owns less of it, and tiles in
-one chunk, or in the same number of chunks for every warpgroup."""
+one chunk, or in the same number of chunks for every warpgroup. And how much of it is copied at a time."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monolane.bench.measure.shapes import SHAPES
+from monolane.bench.measure.subject import find_model
 from monolane.program.stage import Output
+from monolane.progress import Silent
 from monolane.target.cuda.constants import WARPGROUPS
 from monolane.target.cuda.opening import cuda_plan
-from monolane.target.cuda.projections import SLOT_FRAGMENTS, cut
+from monolane.target.cuda.projections import SLOT_FRAGMENTS, cut, projection_types
 from monolane.target.cuda.shared_memory import owned_rows
 
 H200 = 132  # multiprocessors
@@ -61,3 +64,13 @@ def test_a_tile_is_cut_into_chunks_that_groups_have_alike(units: int, slot: int)
 )
 def test_how_tiles_of_real_models_are_cut(units: int, slot: int, chunks: int, size: int) -> None:
     assert cut(units, slot) == (chunks, size)
+
+
+@pytest.mark.parametrize(("shape", "mixture"), [("gpt-oss-120b:1", "mxfp4+q8"), ("llama-3.1-8b:2", "q8_0")])
+def test_two_chunks_of_8_bit_weights_are_in_flight_while_an_input_comes(shape: str, mixture: str) -> None:
+    _, model = find_model(None, shape, Silent(), mixture)
+    text = "\n".join(projection_types(cuda_plan(model.config, H200, 1, model.weights.format)))
+    types = text.split("struct Projection<")[1:]
+    first = [int(n) for one in types if "I8g32" in one for n in re.findall(r"kInFlight = \{\d+, (\d+)", one)]
+    assert len(first) > 1
+    assert min(first) >= WARPGROUPS

@@ -52,7 +52,8 @@ SMALL_PART = 0.1  # of the streamed bytes: a smaller matrix does not decide abou
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
 # is higher where the next hand-off is further away (LOW, HIGH, HIGHEST), and in prefill passes with their barriers.
 LOWEST, LOW, HIGH, HIGHEST = 24576, 32768, 49152, 98304
-# The same where weights are integers: fewer bytes have to come in the time of as many hand-offs.
+# The same where weights are integers: fewer bytes have to come in the time of as many hand-offs. But a chunk of 8-bit
+# weights is about as large as the lowest limit, so only one of two warpgroups would have any: such stages keep LOWEST.
 INTEGER_LIMITS = (16384, 20480, 32768, HIGHEST)
 # Nothing of an expert is copied before it is chosen, so what its gates need comes when no hand-off is near.
 # All workers ask for their first chunks at the same time, though: with few of them in flight, for a fifth of all that a
@@ -261,9 +262,14 @@ def _in_flight_limits(program: Program, stage: Project, chunk_bytes: int, own_ch
 
     The copies in flight during the hand-off of a stage's input are those of its own first chunks, at most a whole ring.
     """
-    limits = INTEGER_LIMITS if stage.matrix.format.is_integer else (LOWEST, LOW, HIGH, HIGHEST)
+    limits, least = (LOWEST, LOW, HIGH, HIGHEST), 1
+    codes = stage.matrix.format.codes
+    if codes and stage.matrix.format.is_integer:
+        limits = INTEGER_LIMITS
+        if codes.bits == 8 and stage.output is not Output.LOGITS:
+            limits, least = (LOWEST, *INTEGER_LIMITS[1:]), WARPGROUPS
     smallest, *others = (size * LATE_LANES if any_late(program) else size for size in limits)
-    lowest = max(1, round(smallest / chunk_bytes))
+    lowest = max(least, round(smallest / chunk_bytes))
     low, high, highest = (-(-round(size) // chunk_bytes) for size in others)
     steps: tuple[object, ...] = (0, lowest, 0, lowest, lowest)
     if stage.matrix.experts > 1:

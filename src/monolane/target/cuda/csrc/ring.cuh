@@ -189,11 +189,13 @@ class Producer {
   MONOLANE_DEVICE bool copy_batches(const uint8_t*& tape, int tiles) {
     constexpr int kTileBytes = P::kTileBytes, kChunkBytes = kChunkBytesOf<P>;
     constexpr int kTogether = lesser(P::kChunks, kWarpgroups) * kChunkBytes;  // of one tile, before the next tile follows
+    constexpr int kUnrolled = P::kChunks > kWarpgroups ? 1 : kWarpgroups;  // where tiles have many chunks, more would spill a register
     int chunk = 0;
     for (; tiles > 0; tiles -= kBatch) {
       const int end = min(kBatch, tiles) * kTileBytes;
       for (int begin = 0; begin < P::kChunks * kChunkBytes; begin += kTogether)
         for (int tile = 0; tile < end; tile += kTileBytes)
+#pragma unroll(kUnrolled)
           for (int at = begin; at < begin + kTogether; at += kChunkBytes)
             if (!copy_part<P>(tape + tile, at, at > begin, in_flight_limit<P>(chunk++))) return false;
       tape += end;
