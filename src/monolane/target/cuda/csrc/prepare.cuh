@@ -62,7 +62,7 @@ MONOLANE_NOINLINE uint32_t embedding_element(int32_t token, int k) {
 // pass moves no register between load and MMA. a0 and a2 belong to rows 0-7 of A, a1 and a3 to rows 8-15.
 //
 // Thread 4g + t of a warp holds 16 bytes of a weight fragment: four words w0 w1 w2 w3 of two columns each. w0 w1 are the B operand of one MMA, w2 w3
-// of a second one (see project.cuh). The input words x0 x1 x2 x3 of the same eight columns lie so that each MMA finds its words in one half of A.
+// of a second one (see operands.cuh). The input words x0 x1 x2 x3 of the same eight columns lie so that each MMA finds its words in one half of A.
 //
 // Whole tiles: a fragment has 32 columns (one k-block), and thread t loads the input of columns 8t to 8t + 7:
 //

@@ -46,7 +46,7 @@ struct WarpgroupShare {
     return min(kChunkFragments, kFragments - (kSegments > 1 ? chunk % kSegmentChunks : chunk) * kChunkFragments);
   }
 
-  // Whether a warp of a team has the last fragments of tiles. `part`: see project().
+  // Whether a warp of a team has the last fragments of tiles. `part`: see Sums.
   MONOLANE_DEVICE static bool has_last(int part, int warp) { return kIsShort && warp == kLastShare % kTileWarps && (kSegmentChunks == 1 || part == kWarpgroups - 1); }
 
   // Whether a share (0 to 3) has a j-th fragment in a chunk's tile of `fragments`. Behind a short chunk its slot still holds bytes of an earlier
