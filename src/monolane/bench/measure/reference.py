@@ -7,7 +7,7 @@ fp32, and one that is rounded to bf16 after every operation, which is how models
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from monolane.program.shard import LaneWeights, Shard
 from monolane.target.cpu.machine import processors
 
 Floats = NDArray[np.float32]
+Map = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]  # as the built-in one
 EXACT, ROUNDED = 0, 1  # indices of the first axis of every array of activations: fp32, and rounded to bf16
 # Of a matrix, widened to fp32 at a time by each thread; with smaller parts 16 of them waited for the interpreter's lock
 PART_ELEMENTS = 1 << 21
@@ -76,10 +77,11 @@ class _Reader:
     def _projected(self, name: str, x: Floats, bias: bool = False) -> Floats:
         rows, cols = self._shapes[name]
         # All tokens of both computations, so that the weights are read once.
-        return rounded(self._multiplied(name, x.reshape(-1, cols), 0, rows, bias).reshape(2, -1, rows))
+        made = self._multiplied(name, x.reshape(-1, cols), 0, rows, bias, self.pool.map)
+        return rounded(made.reshape(2, -1, rows))
 
-    def _multiplied(self, name: str, x: Floats, first: int, rows: int, bias: bool) -> Floats:
-        """Tokens with some rows of a matrix."""
+    def _multiplied(self, name: str, x: Floats, first: int, rows: int, bias: bool, for_each: Map) -> Floats:
+        """Tokens with some rows of a matrix. ``for_each`` goes through its parts."""
         out = np.empty((len(x), rows), np.float32)
         step = max(1, PART_ELEMENTS // x.shape[1])
 
@@ -87,7 +89,7 @@ class _Reader:
             stop = min(start + step, rows)
             out[:, start:stop] = x @ matrix_values(self._weights, name, first + start, first + stop).T
 
-        list(self.pool.map(multiply_part, range(0, rows, step)))
+        list(for_each(multiply_part, range(0, rows, step)))
         if bias:
             out += self._weights.vector(f"{name}.bias")[first : first + rows]
         return out
@@ -146,19 +148,23 @@ class _Reader:
         powers = np.exp(logits - logits.max(-1, keepdims=True))
         weights = np.take_along_axis(powers, chosen, -1)
         weights = rounded(weights / (weights if experts.normalised else powers).sum(-1, keepdims=True))
-        out = np.zeros_like(x)
-        for expert in np.unique(chosen):
+
+        def weighted(expert: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
             kind, token, place_of = np.nonzero(chosen == expert)
-            made = self._of_expert(place, experts, int(expert), x[kind, token], kind == ROUNDED)
-            out[kind, token] += _rounded_rows(made * weights[kind, token, place_of, None], kind == ROUNDED)
+            made = self._of_expert(place, experts, expert, x[kind, token], kind == ROUNDED)
+            return kind, token, _rounded_rows(made * weights[kind, token, place_of, None], kind == ROUNDED)
+
+        out = np.zeros_like(x)
+        for kind, token, made in self.pool.map(weighted, np.unique(chosen).tolist()):  # one after the other
+            out[kind, token] += made
             out = rounded(out)
         return out
 
     def _of_expert(self, place: str, experts: Experts, expert: int, x: Floats, is_rounded: NDArray[np.bool_]) -> Floats:
-        """Rows of either computation."""
+        """Rows of either computation. A thread of the pool computes an expert, and must not wait for others."""
 
         def projected(part: str, x: Floats, rows: int) -> Floats:
-            made = self._multiplied(f"{place}experts.{part}", x, expert * rows, rows, experts.biased)
+            made = self._multiplied(f"{place}experts.{part}", x, expert * rows, rows, experts.biased, map)
             return _rounded_rows(made, is_rounded)
 
         gate, up = projected("gate", x, experts.ffn), projected("up", x, experts.ffn)
