@@ -3,6 +3,7 @@
 // A lane of laneformer-135m has 576 columns, one head of 64 dimensions and 208 rows of a gate; 16 SMs share it. Results go to the shared memory of all 16 by st.async, and whoever needs them waits
 // at an mbarrier: four hand-offs a layer. There is none between attention and o, because every SM attends to the whole context by itself: keys and values come once for all 16, by multicast.
 // Weights stream from HBM, two layers ahead at most, and are in registers before the input comes. Left out: rotary embeddings, the newest key and value, what comes from other lanes, and the head.
+// Beside it the same chain with hand-offs through global memory, as the kernel has them: tagged words that all threads poll and leave in shared memory.
 //
 //     nvcc -O3 -std=c++17 -arch=sm_90a chain_probe.cu -o chain_probe && ./chain_probe
 #include <cuda_bf16.h>
@@ -62,7 +63,7 @@ __device__ __forceinline__ void copy(void* to, const void* from, uint32_t bytes,
 __device__ __forceinline__ void copy_to_all(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(address(to)), "l"(from), "r"(bytes), "r"(address(barrier)), "h"(static_cast<uint16_t>(0xffff)) : "memory");
 }
-__device__ __forceinline__ void send(const float* to, uint64_t* barrier, uint32_t rank, float one, float two) {
+__device__ __forceinline__ void send_shared(const float* to, uint64_t* barrier, uint32_t rank, float one, float two) {
   const uint64_t value = static_cast<uint64_t>(__float_as_uint(two)) << 32 | __float_as_uint(one);
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(remote(address(to), rank)), "l"(value), "r"(remote(address(barrier), rank)) : "memory");
 }
@@ -88,8 +89,10 @@ __device__ __forceinline__ uint4 operand(const float* from, float& squares) {
   return {pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w)};
 }
 
+template <bool kGlobal>
 struct Consumer {
   Shared& s;
+  uint32_t* words;      // of this lane: a tagged word for each float of the inputs in Shared
   const char* weights;  // of both layers that are in shared memory
   const char* cache;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -103,15 +106,32 @@ struct Consumer {
     __syncwarp();
     if (lane == 0) arrive(&s.empty[n % 2][stage]);
   }
+  // Two neighbouring values for the SM `to`, or for all of them if kGlobal: then only what is for the first SM is sent.
+  __device__ __forceinline__ void send(float* place, int stage, uint32_t to, float one, float two, uint32_t tag) const {
+    if constexpr (!kGlobal) return send_shared(place, &s.input[stage], to, one, two);
+    if (to) return;
+    const uint32_t pair = pack(one, two);
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(words + (place - s.in_qkv)), "r"(pair << 16 | tag), "r"((pair & 0xffff0000u) | tag) : "memory");
+  }
   // Waits for a stage's input and prepares its barrier for the next layer.
-  __device__ __forceinline__ void await_input(int stage) const {
+  __device__ __forceinline__ void await_input(int stage, float* input) const {
+    if constexpr (kGlobal) {
+      const int i = threadIdx.x * 4, tag = n + 1;
+      if (i < input_bytes(stage) / 4) {
+        uint4 v;
+        do asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(words + (input - s.in_qkv) + i) : "memory");
+        while (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff);
+        *reinterpret_cast<uint4*>(input + i) = {v.x & 0xffff0000u, v.y & 0xffff0000u, v.z & 0xffff0000u, v.w & 0xffff0000u};
+      }
+      return sync_consumers();
+    }
     await(&s.input[stage], n % 2);
     if (threadIdx.x == 0) expect(&s.input[stage], input_bytes(stage));
   }
 
   // qkv and gate: the warps share the fragments of every tile; their sums meet in shared memory. Returns the norm's factor.
   template <int kCount>
-  __device__ __forceinline__ float wide(int stage, const float* input) {
+  __device__ __forceinline__ float wide(int stage, float* input) {
     constexpr int kShare = (kWide + kWarps - 1) / kWarps;
     uint4 w[kCount][kShare];
     await_weights(stage);
@@ -120,7 +140,7 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < kShare; j++) w[i][j] = warp + j * kWarps < kWide ? *fragment(stage, i * kWide + warp + j * kWarps) : uint4{};
     release_weights(stage);
-    await_input(stage);
+    await_input(stage, input);
     float squares = 0, c[kCount][4] = {}, d[kCount][4] = {};
 #pragma unroll
     for (int j = 0; j < kShare; j++) {
@@ -152,7 +172,7 @@ struct Consumer {
     float2 sum = {};
 #pragma unroll
     for (int i = 0; i < kWarps; i++) sum.x += s.sums[i][2 * pair], sum.y += s.sums[i][2 * pair + 1];
-    send(&s.in_attend[rank * kQkvRows + 2 * pair], &s.input[kO], to, sum.x * scale, sum.y * scale);
+    send(&s.in_attend[rank * kQkvRows + 2 * pair], kO, to, sum.x * scale, sum.y * scale, n + 1);
   }
   __device__ __forceinline__ void gate() {
     const float scale = wide<kGateTiles>(kGate, s.in_gate);
@@ -165,16 +185,16 @@ struct Consumer {
       sum.x += of.x, sum.y += of.y, sum.z += of.z, sum.w += of.w;
     }
     const auto gated = [&](float a, float b) { return a * scale / (1 + power_of_2(-1.4427f * a * scale)) * b * scale; };
-    send(&s.in_down[rank * kGateRows + 2 * pair], &s.input[kDown], to, gated(sum.x, sum.y), gated(sum.z, sum.w));
+    send(&s.in_down[rank * kGateRows + 2 * pair], kDown, to, gated(sum.x, sum.y), gated(sum.z, sum.w), n + 1);
   }
 
   // Adds a tile's sums to the residual stream, of which the next stage gets the new values. All threads with the same t have the same rows: each sends them to two SMs.
-  __device__ __forceinline__ void add(const float (&c)[4], const float (&d)[4], float* input, int stage) {
+  __device__ __forceinline__ void add(const float (&c)[4], const float (&d)[4], float* input, int stage, uint32_t tag) {
     residual[0] = residual[0] * 0.5f + c[0] + d[2], residual[1] = residual[1] * 0.5f + c[1] + d[3];
     if (warp * 8 + 2 * t >= kRows) return;
     float* to = input + rank * kRows + warp * 8 + 2 * t;
-    send(to, &s.input[stage], 2 * g, residual[0], residual[1]);
-    send(to, &s.input[stage], 2 * g + 1, residual[0], residual[1]);
+    send(to, stage, 2 * g, residual[0], residual[1], tag);
+    send(to, stage, 2 * g + 1, residual[0], residual[1], tag);
   }
 
   // Attention over kPositions, a part of them for each warp, and o.
@@ -200,7 +220,7 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < kHead; j++) o[j] = warp < kTiles ? *fragment(kO, warp * kHead + j) : uint4{};
     release_weights(kO);
-    await_input(kO);
+    await_input(kO, s.in_attend);
     float ignored = 0, scores[kColumns][4] = {};
 #pragma unroll
     for (int j = 0; j < kHead; j++) {
@@ -255,7 +275,7 @@ struct Consumer {
       mma(c, a.x, a.y, a.z, a.w, o[j].x, o[j].y);
       mma(d, a.x, a.y, a.z, a.w, o[j].z, o[j].w);
     }
-    add(c, d, s.in_gate, kGate);
+    add(c, d, s.in_gate, kGate, n + 1);
   }
 
   // A warp has a tile of down with all its columns, so that no sums meet.
@@ -265,7 +285,7 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < kDeep; j++) w[j] = warp < kTiles ? *fragment(kDown, warp * kDeep + j) : uint4{};
     release_weights(kDown);
-    await_input(kDown);
+    await_input(kDown, s.in_down);
     if (warp >= kTiles) return;
     float ignored = 0, c[2][4] = {}, d[2][4] = {};
 #pragma unroll
@@ -276,13 +296,13 @@ struct Consumer {
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) c[0][i] += c[1][i], d[0][i] += d[1][i];
-    add(c[0], d[0], s.in_qkv, kQkvStage);
+    add(c[0], d[0], s.in_qkv, kQkvStage, n + 2);
   }
 };
 
 // kStreams: weights are streamed for every layer; else those of the first two layers stay.
-template <int kPositions, bool kStreams>
-__global__ void __launch_bounds__(kThreads, 1) chain(const char* tape, const char* cache, float* took, float* sink) {
+template <int kPositions, bool kStreams, bool kGlobal>
+__global__ void __launch_bounds__(kThreads, 1) chain(const char* tape, const char* cache, uint32_t* words, float* took, float* sink) {
   constexpr int kCacheBytes = kPositions * kHeadDim * 4, kSlice = kCacheBytes / kSms;
   extern __shared__ __align__(1024) char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
@@ -322,9 +342,9 @@ __global__ void __launch_bounds__(kThreads, 1) chain(const char* tape, const cha
       }
     }
   } else if (threadIdx.x < kConsumers) {
-    Consumer consumer{s, weights, cached, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32), static_cast<int>(threadIdx.x % 32 / 4), static_cast<int>(threadIdx.x % 4), rank};
+    Consumer<kGlobal> consumer{s, words + lane * (kSharedStruct / 4), weights, cached, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32), static_cast<int>(threadIdx.x % 32 / 4), static_cast<int>(threadIdx.x % 4), rank};
     const float zero[4] = {};
-    if (consumer.warp < kTiles) consumer.add(zero, zero, s.in_qkv, kQkvStage);
+    if (consumer.warp < kTiles) consumer.add(zero, zero, s.in_qkv, kQkvStage, 1);
     uint64_t begin = 0, end;
     long long spent[kStages] = {};  // cycles from the end of one stage to the end of the next
 #pragma unroll 1
@@ -345,9 +365,9 @@ __global__ void __launch_bounds__(kThreads, 1) chain(const char* tape, const cha
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-template <int kPositions, bool kStreams>
-void measure(const char* tape, const char* cache, float* took_there, float* sink) {
-  const auto kernel = chain<kPositions, kStreams>;
+template <int kPositions, bool kStreams, bool kGlobal>
+void measure(const char* tape, const char* cache, uint32_t* words, float* took_there, float* sink) {
+  const auto kernel = chain<kPositions, kStreams, kGlobal>;
   const int shared = kSharedStruct + 2 * kLayerBytes + kPositions * kHeadDim * 4;
   CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
@@ -362,12 +382,13 @@ void measure(const char* tape, const char* cache, float* took_there, float* sink
   config.gridDim = dim3(clusters * kSms);
   float best = 1e9f, took[7 * kSms + kStages];
   for (int n = 0; n < 4; n++) {
-    CHECK(cudaLaunchKernelEx(&config, kernel, tape, cache, took_there, sink));
+    CHECK(cudaMemset(words, 0, 7 * kSharedStruct));
+    CHECK(cudaLaunchKernelEx(&config, kernel, tape, cache, words, took_there, sink));
     CHECK(cudaMemcpy(took, took_there, sizeof took, cudaMemcpyDeviceToHost));
     best = std::min(best, *std::max_element(took, took + clusters * kSms));
   }
   const double bytes = kStreams ? static_cast<double>(clusters) * kSms * kLayers * kLayerBytes : 0;
-  printf("%d lanes of %d SMs, %d layers, context %d, weights %s: %.1f us, %.2f a layer, %.2f TB/s of weights; cycles of qkv %.0f, attention and o %.0f, gate %.0f, down %.0f\n", clusters, kSms, kLayers, kPositions, kStreams ? "streamed" : "there already", best, best / kLayers, bytes / best * 1e-6, took[7 * kSms], took[7 * kSms + 1],
+  printf("hand-offs through %s memory, %d lanes of %d SMs, %d layers, context %d, weights %s: %.1f us, %.2f a layer, %.2f TB/s of weights; cycles of qkv %.0f, attention and o %.0f, gate %.0f, down %.0f\n", kGlobal ? "global" : "shared", clusters, kSms, kLayers, kPositions, kStreams ? "streamed" : "there already", best, best / kLayers, bytes / best * 1e-6, took[7 * kSms], took[7 * kSms + 1],
          took[7 * kSms + 2], took[7 * kSms + 3]);
   fflush(stdout);
 }
@@ -375,7 +396,9 @@ void measure(const char* tape, const char* cache, float* took_there, float* sink
 int main() {
   const size_t tape_bytes = static_cast<size_t>(7 * kSms) * kLayers * kLayerBytes, cache_bytes = static_cast<size_t>(7) * kLayers * 256 * kHeadDim * 4;
   char *tape, *cache;
+  uint32_t* words;
   float *took, *sink;
+  CHECK(cudaMalloc(&words, 7 * kSharedStruct));
   CHECK(cudaMalloc(&tape, tape_bytes));
   CHECK(cudaMalloc(&cache, cache_bytes));
   CHECK(cudaMalloc(&took, (7 * kSms + kStages) * 4));
@@ -385,9 +408,11 @@ int main() {
   for (auto& value : random) state = state * 1664525u + 1013904223u, value = static_cast<uint16_t>((state >> 16 & 0x807f) | 0x3c00);  // bf16 between 1/128 and 1/64, of both signs
   CHECK(cudaMemcpy(tape, random.data(), tape_bytes, cudaMemcpyHostToDevice));
   CHECK(cudaMemcpy(cache, random.data(), cache_bytes, cudaMemcpyHostToDevice));
-  measure<128, false>(tape, cache, took, sink);
-  measure<256, false>(tape, cache, took, sink);
-  measure<128, true>(tape, cache, took, sink);
-  measure<256, true>(tape, cache, took, sink);
+  measure<128, false, false>(tape, cache, words, took, sink);
+  measure<256, false, false>(tape, cache, words, took, sink);
+  measure<128, true, false>(tape, cache, words, took, sink);
+  measure<256, true, false>(tape, cache, words, took, sink);
+  measure<128, false, true>(tape, cache, words, took, sink);
+  measure<256, true, true>(tape, cache, words, took, sink);
   return 0;
 }
