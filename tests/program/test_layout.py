@@ -14,7 +14,7 @@ from monolane.program.build import build_program
 from monolane.program.layout import Layout
 from monolane.program.stage import Matrix, Project
 
-LAYOUT = Layout("test", tile_rows=8, k_block=32, whole_blocks=True, short_bytes=28 << 10, alignment=128)
+LAYOUT = Layout("test", tile_rows=8, k_block=32, whole_blocks=True, slot_bytes=14 << 10, alignment=128)
 COLUMNS = 2880  # eleven super-blocks and two groups
 
 

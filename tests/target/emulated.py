@@ -22,6 +22,7 @@ from monolane.target.cuda.generate import generate
 from monolane.target.cuda.launch import Launch, Outcome, set_request
 from monolane.target.cuda.launch_model import LaunchModel, place_tapes
 from monolane.target.cuda.opening import cuda_plan
+from monolane.target.cuda.projections import least_slot_bytes
 from poison import poison
 
 SHARED_LIMIT = 232448
@@ -80,7 +81,7 @@ class EmulatedTarget:
         shared_limit: int = SHARED_LIMIT,
         lanes: int = 1,
     ) -> None:
-        plan = cuda_plan(config, workers, lanes, weights.format)
+        plan = cuda_plan(config, workers, lanes, weights.format, least_slot_bytes(shared_limit))
         self._arena = HostArena()
         left, placed = place_tapes(plan, weights, config, self._arena, Silent())
         library = library or build_emulated(plan, stall, shared_limit=shared_limit)

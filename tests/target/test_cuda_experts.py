@@ -22,6 +22,7 @@ from monolane.program.sample import Sampling
 from monolane.target import open_target
 from monolane.target.base import Request
 from monolane.target.cuda import generate
+from monolane.target.cuda.cards import LARGE, SMALL
 from monolane.target.cuda.layers import numbered_stages
 from monolane.target.cuda.shared_memory import shared_memory
 from random_models import MIXTURES, Case, RandomModel, random_model
@@ -74,13 +75,14 @@ def test_logits_are_those_of_transformers(name: str, extra: dict[str, Any], work
     check(EmulatedTarget(model.config, model.weights, workers), model.tokens, model.logits)
 
 
+@pytest.mark.parametrize("shared_limit", [LARGE, seldom(SMALL)])
 @pytest.mark.parametrize("formats", [("u4k32", "fp4e32"), seldom(("i6k16", "i8g32")), seldom(("e4m3k128", "u4g32m"))])
-def test_experts_in_low_bit_formats_are_those_of_the_interpreter(formats: tuple[str, str]) -> None:
+def test_experts_in_low_bit_formats_are_those_of_the_interpreter(formats: tuple[str, str], shared_limit: int) -> None:
     model = mixture("qwen3-moe")
     names = [f"layers.{layer}.experts.{part}" for layer in (0, 1) for part in ("gate", "up", "down")]
     weights = LowBitWeights(model.weights, names, [FORMATS[name] for name in (formats[0], *formats)])
     exact = open_target(model.config, weights, device="interpreter", workers=1, context=64, cache_format="f32")
-    check(EmulatedTarget(model.config, weights, 4), model.tokens, exact.logits(model.tokens))
+    check(EmulatedTarget(model.config, weights, 4, shared_limit=shared_limit), model.tokens, exact.logits(model.tokens))
 
 
 class EqualRouters(LowBitWeights):

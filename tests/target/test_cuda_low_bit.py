@@ -17,6 +17,7 @@ from monolane.model.format import FORMATS
 from monolane.model.weights import expected_shapes
 from monolane.program.stage import continues
 from monolane.target.cuda import generate, opening, projections
+from monolane.target.cuda.cards import SMALL
 from monolane.target.cuda.constants import FRAGMENT_BYTES
 from monolane.target.cuda.formats import fragment_bytes
 from monolane.target.cuda.opening import cuda_plan
@@ -60,6 +61,12 @@ EVERY_RUN, IN_HALF_TILES = "qwen2-64", "qwen3-96-seven-kv-heads"
 def test_logits_are_as_near_as_those_of_bf16(name: str) -> None:
     """Every format; q, k and v in different ones, and different ones in different layers; a tied head, and a table."""
     check(open_mixture(name), name)
+
+
+@pytest.mark.parametrize("name", [EVERY_RUN, *(seldom(name) for name in MIXTURES if name != EVERY_RUN)])
+def test_the_shared_memory_of_a_small_card(name: str) -> None:
+    """Slots are smaller there, so tiles have more chunks, and others end with a short super-block."""
+    check(open_mixture(name, shared_limit=SMALL), name)
 
 
 def test_half_tiles_hold_low_bit_weights_of_the_residual_stream() -> None:

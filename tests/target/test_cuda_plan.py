@@ -46,10 +46,18 @@ def test_half_tiles_are_taken_where_they_help(hidden: int, workers: int, tile_ro
 @settings(deadline=None)
 @given(st.integers(1, 4000), st.sampled_from(SLOT_FRAGMENTS))
 def test_a_tile_is_cut_into_chunks_that_groups_have_alike(units: int, slot: int) -> None:
-    chunks, size = cut(units, slot)
+    found = cut(units, slot)
+    assert found is not None
+    chunks, size = found
     assert chunks == 1 or chunks % WARPGROUPS == 0
     assert size <= slot
     assert (chunks - 1) * size < units <= chunks * size  # none is empty, and together they are all of it
+
+
+@pytest.mark.parametrize(("units", "slot"), [(25, 6), (9, 4), (3, 1)])
+def test_a_tile_that_cannot_be_cut_so_is_not_cut(units: int, slot: int) -> None:
+    """As many chunks as an even number of warpgroups could take would leave one of them empty."""
+    assert cut(units, slot) is None
 
 
 @pytest.mark.parametrize(

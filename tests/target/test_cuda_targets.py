@@ -14,8 +14,11 @@ import pytest
 from emulated import EmulatedTarget
 
 from monolane.bench.measure.shapes import SHAPES, MadeUpWeights
+from monolane.bench.measure.subject import find_model
 from monolane.model.config import ModelConfig
+from monolane.program.plan import Plan
 from monolane.program.sample import Sampling
+from monolane.progress import Silent
 from monolane.target.base import Request
 from monolane.target.cuda import inspect
 from monolane.target.cuda.cards import CARDS
@@ -28,11 +31,16 @@ SMALL = "rtx-5090"  # the least shared memory
 EVERY_RUN = (SMALL, "smollm2-135m")  # and for an H200 in test_cuda_cubin.py
 # 57 KiB for the input of its widest matrix leave no ring of the 99 KiB; nor would its 141 GB fit the memory.
 REFUSED = {(card, "llama-3.1-70b") for card in ("rtx-5080", "rtx-5090", "rtx-pro-6000")}
-REFUSED |= {(card, name) for card in CARDS for name, shape in SHAPES.items() if shape.experts}  # not there yet
+REFUSED |= {(card, name) for card in CARDS for name, shape in SHAPES.items() if shape.experts}  # see LOW_BIT
 # Bytes of stores. Reading a prompt may spill a little on cards and at sizes that nothing was tuned for; models whose
 # speed is measured on the H200 may not (test_cuda_cubin.py). Where setmaxnreg is ignored, SmolLM2 alone spills 168.
 MOST_SPILLED = 128
 DENSE = [name for name, config in SHAPES.items() if config.experts is None]
+# What people run on the cards they have: 4 bits, 8 bits, FP8, and experts.
+LOW_BIT = [
+    *("qwen2.5-coder-1.5b/q4_k_m", "llama-3.1-8b/q4_k_m", "llama-3.1-8b/q8_0", "llama-3.1-8b/fp8", "qwen3-14b/q4_k_m"),
+    *("smollm2-135m/q4_1", "laneformer-2b/q4_k_m", "qwen3-30b-a3b/q4_k_m", "qwen3-30b-a3b", "gpt-oss-20b"),
+]
 PAIRS = [pair for pair in product(("h200", "b200", "b300", SMALL), DENSE) if pair not in REFUSED]
 
 
@@ -46,6 +54,29 @@ def test_real_models_compile_for_every_card(card: str, name: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages")
     compiled = compiled_for(plan_for(cut(name), CARDS[card]), CARDS[card])
     assert compiled.resources.spill_store_bytes <= MOST_SPILLED, compiled.log
+
+
+def low_bit_plan(subject: str, card: str) -> Plan:
+    name, _, mixture = subject.partition("/")
+    _, model = find_model(None, f"{name}:2", Silent(), mixture or None)
+    return plan_for(model.config, CARDS[card], None, model.weights.format)
+
+
+@thorough
+@pytest.mark.parametrize("subject", LOW_BIT)
+@pytest.mark.parametrize("card", ["b200", SMALL])
+def test_low_bit_models_and_experts_compile_for_every_card(card: str, subject: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages")
+    compiled = compiled_for(low_bit_plan(subject, card), CARDS[card])
+    assert compiled.resources.spill_store_bytes <= MOST_SPILLED, compiled.log
+
+
+@pytest.mark.parametrize("subject", LOW_BIT)
+@pytest.mark.parametrize("card", ["h200", "rtx-5080", SMALL])
+def test_low_bit_models_and_experts_have_a_ring_on_every_card(card: str, subject: str) -> None:
+    memory = shared_memory(low_bit_plan(subject, card), CARDS[card].shared_limit)
+    assert memory.slots >= 4
+    assert memory.prefill_slots >= 2
 
 
 def test_the_report_of_another_card_has_no_times_of_an_h200() -> None:

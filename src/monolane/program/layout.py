@@ -30,7 +30,7 @@ class Layout:
     halves_residual: bool = False  # matrices that write the residual stream have tiles of half as many rows
     halves_routers: bool = False  # so have routers
     whole_blocks: bool = False  # low-bit columns are padded to whole fragments, and codes of tables are in order
-    short_bytes: int = 0  # but those of tiles of at most this many bytes to pairs of groups, where the format allows it
+    slot_bytes: int = 0  # the least that a GPU has for a chunk of a low-bit tile
     alignment: int = 1  # the bytes of a tile are a multiple of it
 
     def rows(self, stage: Project) -> int:
@@ -52,7 +52,7 @@ class Layout:
             return _rounded_up(cols, GROUP)
         whole = _rounded_up(cols, self.fragment_cols(stage))
         is_whole_tile = self.rows(stage) == self.tile_rows
-        is_small = self.tile_rows * format.row_bytes(whole) <= self.short_bytes
+        is_small = self.tile_rows * format.row_bytes(whole) <= 2 * self.slot_bytes
         return _rounded_up(cols, 2 * GROUP) if is_whole_tile and is_small and _may_end_short(format) else whole
 
     def tile_bytes(self, stage: Project) -> int:

@@ -40,10 +40,12 @@ def _predicted(subject: Subject, lanes: int) -> dict[str, float] | None:
         return None
     from monolane.target.cuda.opening import cuda_plan, required_gpu
     from monolane.target.cuda.predict import predicted_us
+    from monolane.target.cuda.projections import least_slot_bytes
     from monolane.target.cuda.shared_memory import shared_memory
 
     device = required_gpu()
-    plan = cuda_plan(subject.model.config, device.processors, lanes, subject.model.weights.format)
+    slot = least_slot_bytes(device.shared_limit)
+    plan = cuda_plan(subject.model.config, device.processors, lanes, subject.model.weights.format, slot)
     added: dict[str, float] = {}
     slots = shared_memory(plan, device.shared_limit).slots
     for stage, us in zip(plan.program.stages, predicted_us(plan, slots), strict=True):

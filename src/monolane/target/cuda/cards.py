@@ -28,16 +28,16 @@ class Card:
     architecture: str
 
 
-_LARGE, _SMALL = 227 << 10, 99 << 10  # bytes of shared memory
+LARGE, SMALL = 227 << 10, 99 << 10  # bytes of shared memory
 
 CARDS = {
-    "h100": Card("NVIDIA H100", 132, _LARGE, "sm_90a"),
-    "h200": Card("NVIDIA H200", 132, _LARGE, "sm_90a"),
-    "b200": Card("NVIDIA B200", 148, _LARGE, "sm_100a"),
-    "b300": Card("NVIDIA B300", 148, _LARGE, "sm_103a"),
-    "rtx-5080": Card("NVIDIA GeForce RTX 5080", 84, _SMALL, "sm_120a"),
-    "rtx-5090": Card("NVIDIA GeForce RTX 5090", 170, _SMALL, "sm_120a"),
-    "rtx-pro-6000": Card("NVIDIA RTX PRO 6000 Blackwell", 188, _SMALL, "sm_120a"),
+    "h100": Card("NVIDIA H100", 132, LARGE, "sm_90a"),
+    "h200": Card("NVIDIA H200", 132, LARGE, "sm_90a"),
+    "b200": Card("NVIDIA B200", 148, LARGE, "sm_100a"),
+    "b300": Card("NVIDIA B300", 148, LARGE, "sm_103a"),
+    "rtx-5080": Card("NVIDIA GeForce RTX 5080", 84, SMALL, "sm_120a"),
+    "rtx-5090": Card("NVIDIA GeForce RTX 5090", 170, SMALL, "sm_120a"),
+    "rtx-pro-6000": Card("NVIDIA RTX PRO 6000 Blackwell", 188, SMALL, "sm_120a"),
 }
 
 

@@ -16,6 +16,7 @@ from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.opening import cuda_plan, find_gpu
 from monolane.target.cuda.predict import CEILING, HANDOFF_US, predicted_us, stage_bytes, stream_us
+from monolane.target.cuda.projections import least_slot_bytes
 from monolane.target.cuda.shared_memory import shared_memory
 
 MEGA = 1e6
@@ -41,7 +42,8 @@ def choose_card(device: str, workers: int | None, named: str | None = None) -> C
 
 def plan_for(config: ModelConfig, card: Card, lanes: int | None = None, formats: FormatOf = all_bf16) -> Plan:
     """``lanes``: None for one, or a Laneformer's own. ``formats``: those of the model's matrices."""
-    return cuda_plan(config, card.workers, lanes or (config.lanes.count if config.lanes else 1), formats)
+    lanes = lanes or (config.lanes.count if config.lanes else 1)
+    return cuda_plan(config, card.workers, lanes, formats, least_slot_bytes(card.shared_limit))
 
 
 def report(plan: Plan, context: int, card: Card) -> str:

@@ -25,13 +25,13 @@ from monolane.program.tape_store import load_lanes
 from monolane.progress import Progress
 from monolane.target.caches import resident_caches
 from monolane.target.cuda import packages, presence
-from monolane.target.cuda.cards import ARCHITECTURES, SUPPORTED, TRIED
+from monolane.target.cuda.cards import ARCHITECTURES, LARGE, SUPPORTED, TRIED
 from monolane.target.cuda.constants import LINE_BYTES, MAX_SPLITS, PAGE_TOKENS, SPLIT_BYTES, SPLIT_PAGES
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
 from monolane.target.cuda.presence import Presence, Unreachable
-from monolane.target.cuda.projections import LOW_BIT_SLOT_BYTES
+from monolane.target.cuda.projections import least_slot_bytes
 from monolane.target.generate import LAYOUT
 from monolane.target.lane_processes import LaneProcesses
 from monolane.target.widened import note_widened
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 Loaded = TypeVar("Loaded")
 
-WHOLE = replace(
-    LAYOUT, name="rows8-short", whole_blocks=True, short_bytes=2 * min(LOW_BIT_SLOT_BYTES), alignment=LINE_BYTES
-)
+WHOLE = replace(LAYOUT, name="rows8-short", whole_blocks=True, alignment=LINE_BYTES)
 HALVED = replace(WHOLE, name="rows4-short", halves_residual=True)
 SHORT_SPLITS = 2  # splits of a KV head in a context of a few hundred tokens
 RUN_AHEAD_BYTES = 16 << 10  # of the largest tile that a worker may have beyond an equal share of a stage
@@ -121,9 +119,16 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: FormatOf = all_bf16) -> Plan:
+def cuda_plan(
+    config: ModelConfig,
+    processors: int,
+    lanes: int = 1,
+    formats: FormatOf = all_bf16,
+    slot_bytes: int = least_slot_bytes(LARGE),
+) -> Plan:
     """The plan for a GPU, checked: one worker per SM. With several lanes it is the plan of each lane: they share the
-    SMs evenly, and those that are left over are idle. ``formats``: those of the model's matrices."""
+    SMs evenly, and those that are left over are idle. ``formats``: those of the model's matrices. ``slot_bytes``: the
+    least that a slot has, from the GPU's shared memory (least_slot_bytes)."""
     workers = processors // lanes
     if not 1 <= lanes <= MAX_LANES or not workers:
         raise UsageError(
@@ -137,17 +142,21 @@ def cuda_plan(config: ModelConfig, processors: int, lanes: int = 1, formats: For
     splitting = Splitting(max(1, min(SPLIT_PAGES, SPLIT_BYTES // page_bytes)) * PAGE_TOKENS, most)
     program = build_program(config, splitting=splitting, lanes=lanes, formats=formats)
     attending = SHORT_SPLITS * kv_heads
-    plan = make_plan(program, _layout(program, workers), workers, RUN_AHEAD_BYTES, MATRIX_OVERHEAD_BYTES, attending)
+    layout = _layout(program, workers, slot_bytes)
+    plan = make_plan(program, layout, workers, RUN_AHEAD_BYTES, MATRIX_OVERHEAD_BYTES, attending)
     check(plan)
     return plan
 
 
-def _layout(program: Program, workers: int) -> Layout:
+def _layout(program: Program, workers: int, slot_bytes: int) -> Layout:
     """Half tiles of what writes the residual stream, where the largest share of a worker gets smaller, because they
     double the loads of input. Tiles of FP8 are whole, and so are those of an odd number of experts' outputs, which are
     cut in two. Routers have half tiles, so that more workers share them."""
     halves_routers = not any(_is_fp8(stage) for stage in program.projections if stage.routes)
-    whole, halved = (replace(layout, halves_routers=halves_routers) for layout in (WHOLE, HALVED))
+    whole, halved = (
+        replace(layout, name=f"{layout.name}-{slot_bytes >> 10}k", slot_bytes=slot_bytes, halves_routers=halves_routers)
+        for layout in (WHOLE, HALVED)
+    )
     residual = [stage for stage in program.projections if stage.output is Output.RESIDUAL]
     if any(_is_fp8(stage) or (stage.chosen > 1 and stage.chosen % 2) for stage in residual):
         return whole
@@ -193,7 +202,8 @@ def open_cuda(
     from monolane.target.cuda.launcher import Launcher
     from monolane.target.cuda.runtime import CudaTarget
 
-    plan = cuda_plan(config, device.processors, lanes, weights.format)
+    slot = least_slot_bytes(device.shared_limit)
+    plan = cuda_plan(config, device.processors, lanes, weights.format, slot)
     _note_untried(device, progress)
     note_widened(plan.program, weights, progress)
     gpu = Context(device)
@@ -231,7 +241,8 @@ def open_cuda_apart(
 
     devices = lane_devices(lanes)
     here = sum(other.number == device.number for other in devices)  # lanes on this GPU
-    plan = cuda_plan(config, device.processors * lanes // here, lanes, weights.format)
+    slot = least_slot_bytes(device.shared_limit)
+    plan = cuda_plan(config, device.processors * lanes // here, lanes, weights.format, slot)
     _note_untried(device, progress)
     note_widened(plan.program, weights, progress)
     gpu, memory = Context(device), SharedAllocator()

@@ -36,7 +36,7 @@ def run(open_source: Open) -> None:
     try:
         config, weights = open_source(asked["source"])
         weights = quantised(weights, asked["source"].get("quantise"))
-        plan = cuda_plan(config, asked["processors"], asked["lanes"], weights.format)
+        plan = cuda_plan(config, asked["processors"], asked["lanes"], weights.format, asked["slot_bytes"])
         sources = lane_sources(plan, weights, config)
         channel.send({"is": "ready", "plan": plan_hash(plan)})
         while message := channel.receive():

@@ -100,6 +100,7 @@ class PackProcesses:
         """Returns when all processes are ready. OSError or EOFError where one does not start or makes another plan."""
         lanes = self._plan.program.lanes
         asked = {"source": self._source, "lanes": lanes, "processors": lanes * self._plan.workers, "count": self._count}
+        asked["slot_bytes"] = self._plan.layout.slot_bytes
         for number in range(self._count):
             self._children.append(Child(module(self._main)))
             message = asked | {"number": number, "sizes": {"memory": self._memory.size}}

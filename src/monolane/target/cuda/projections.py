@@ -44,9 +44,11 @@ from monolane.target.cuda.layers import first_of, numbered_stages, places, proje
 from monolane.target.generate import OUTPUTS, SCORINGS, literal
 
 SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have, in fragments
-# The largest and the smallest size where any weights are low-bit: what a warp does for every chunk takes as long as two
-# super-blocks do, so a chunk has several of them for each warp.
-LOW_BIT_SLOT_BYTES = (40 * FRAGMENT_BYTES, 28 * FRAGMENT_BYTES)
+# The slots of a ring, at most, where any weights are low-bit: what a warp does for every chunk takes as long as two
+# super-blocks do, so a chunk has several of them for each warp. And how much larger than that a slot may be.
+LOW_BIT_SLOTS, LARGER_SLOT = 16, 10 / 7
+# What small shared memory has at least: so many slots beside the widest input and about so many bytes of other things.
+LEAST_SLOTS, OTHER_BYTES = 4, 24 << 10
 SMALL_PART = 0.1  # of the streamed bytes: a smaller matrix does not decide about the size of a slot
 # In-flight limits: bytes of bulk copies in flight to one thread block. The small loads of a hand-off queue behind them,
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
@@ -135,6 +137,11 @@ def one_row_bytes(plan: Plan, stage: Project) -> int:
     return columns // BLOCK * INTEGER_BYTES if stage.matrix.format.is_integer else 2 * columns
 
 
+def least_slot_bytes(shared_limit: int) -> int:
+    """The smallest size of a slot where any weights are low-bit, in that much shared memory."""
+    return shared_limit // LOW_BIT_SLOTS // FRAGMENT_BYTES * FRAGMENT_BYTES
+
+
 def slot_bytes(plan: Plan) -> int:
     """The size of a slot: the one that the chunks of all tiles fill best."""
     layout = plan.layout
@@ -142,7 +149,9 @@ def slot_bytes(plan: Plan) -> int:
         return _low_bit_slot_bytes(plan)
 
     def filled(slot: int) -> float:
-        chunks = [(layout.tiles(p), _cut(plan, p, slot)[0], layout.tile_bytes(p)) for p in plan.program.projections]
+        chunks = [
+            (layout.tiles(p), chunks_of(plan, p, slot)[0], layout.tile_bytes(p)) for p in plan.program.projections
+        ]
         return sum(n * size for n, _, size in chunks) / sum(n * count * slot for n, count, _ in chunks)
 
     return max((units * FRAGMENT_BYTES for units in SLOT_FRAGMENTS), key=filled)
@@ -152,7 +161,12 @@ def _low_bit_slot_bytes(plan: Plan) -> int:
     """The same where any weights are low-bit. But tiles of large matrices are cut as little as in the largest slots."""
     kinds = _streamed_kinds(plan)
     large = [stage for stage, size in kinds if size >= SMALL_PART * plan.bytes_per_token]
-    largest, smallest = LOW_BIT_SLOT_BYTES
+    smallest = plan.layout.slot_bytes
+    widest = max(one_row_bytes(plan, stage) for stage in plan.program.projections)
+    room = (LOW_BIT_SLOTS * smallest - widest - OTHER_BYTES) // LEAST_SLOTS
+    largest = max(smallest, min(int(smallest * LARGER_SLOT), room) // FRAGMENT_BYTES * FRAGMENT_BYTES)
+    sizes = range(largest, smallest - 1, -FRAGMENT_BYTES)
+    sizes_of_all = [slot for slot in sizes if all(_cut(plan, stage, slot) for stage, _ in kinds)] or [largest]
 
     def filled(slot: int) -> float:
         chunks = [(size, chunk_bytes(stage, slot)) for stage, size in kinds]
@@ -161,12 +175,12 @@ def _low_bit_slot_bytes(plan: Plan) -> int:
     def chunk_bytes(stage: Project, slot: int) -> float:
         """Of a chunk, on average."""
         tiles = min(chunk_tiles(plan, stage, slot), _max_tiles(plan, stage))
-        return tiles * plan.layout.tile_bytes(stage) / _cut(plan, stage, slot)[0]
+        return tiles * plan.layout.tile_bytes(stage) / chunks_of(plan, stage, slot)[0]
 
     def cuts_no_more(slot: int) -> bool:
-        return all(_cut(plan, stage, slot)[0] <= _cut(plan, stage, largest)[0] for stage in large)
+        return all(chunks_of(plan, stage, slot)[0] <= chunks_of(plan, stage, sizes_of_all[0])[0] for stage in large)
 
-    return max(filter(cuts_no_more, range(largest, smallest - 1, -FRAGMENT_BYTES)), key=filled)
+    return max(filter(cuts_no_more, sizes_of_all), key=filled)
 
 
 def _streamed_kinds(plan: Plan) -> list[tuple[Project, int]]:
@@ -179,7 +193,20 @@ def _streamed_kinds(plan: Plan) -> list[tuple[Project, int]]:
     return list(found.values())
 
 
-def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
+def chunks_of(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
+    """The chunks of a tile, and the fragments of a chunk."""
+    found = _cut(plan, stage, slot)
+    if not found:
+        raise UnsupportedModelError(
+            f"The CUDA target cannot cut {stage.matrix.cols:,} columns of {stage.matrix.format.name} into equal chunks "
+            f"of at most {slot:,} bytes.",
+            "Use weights in another format, or device='cpu'.",
+        )
+    return found
+
+
+def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int] | None:
+    """As chunks_of(), or None where equal chunks do not fit."""
     # The chunks of all segments of a tile are dealt out to the warpgroups.
     least = 1 if input_segments(stage) % WARPGROUPS == 0 or input_segments(stage) == 1 else WARPGROUPS
     if _fragments(plan, stage) < least:
@@ -192,25 +219,27 @@ def _cut(plan: Plan, stage: Project, slot: int) -> tuple[int, int]:
     # the compiler mixes the instructions of the others.
     size, is_low_bit = fragment_bytes(stage.matrix.format), stage.matrix.format.is_low_bit
     for most in (slot // size, slot // size - 1):
-        chunks, fragments = cut(_fragments(plan, stage), most, least, rounds_up=not is_low_bit)
-        if chunks == 1 or fragments * size + fragments * size % LINE_BYTES <= slot:
-            break  # what lies before a chunk in its first line has room, too (csrc/ring.cuh)
-    return chunks, fragments
+        found = cut(_fragments(plan, stage), most, least, rounds_up=not is_low_bit)
+        # What lies before a chunk in its first line has room, too (csrc/ring.cuh).
+        if found and (found[0] == 1 or found[1] * size + found[1] * size % LINE_BYTES <= slot):
+            return found
+    return None
 
 
-def cut(units: int, slot: int, least: int = 1, rounds_up: bool = True) -> tuple[int, int]:
+def cut(units: int, slot: int, least: int = 1, rounds_up: bool = True) -> tuple[int, int] | None:
     """How a tile of ``units`` fragments is cut into chunks that fit a slot of ``slot`` fragments: (number of chunks,
     fragments of a chunk). The number is 1 or a multiple of the number of warpgroups, as small as possible. Chunks are
     as equal as possible and, with ``rounds_up``, multiples of WARPGROUP_WARPS where that leaves their number as it is.
-    There are at least ``least`` chunks."""
+    There are at least ``least`` chunks. None where no number of chunks is left without an empty one."""
     chunks = least
-    while True:
+    while chunks <= units:
         equal = -(-units // chunks)
         whole = min(units, -(-equal // WARPGROUP_WARPS) * WARPGROUP_WARPS)
         for size in (whole, equal) if rounds_up else (equal,):
             if size <= slot and -(-units // size) == chunks:
                 return chunks, size
         chunks += WARPGROUPS if chunks > 1 else WARPGROUPS - 1
+    return None
 
 
 def _alike(one: Project, other: Project) -> bool:
@@ -239,7 +268,7 @@ def chunk_tiles(plan: Plan, stage: Project, slot: int) -> int:
     fitting, most = slot // plan.layout.tile_bytes(stage), _max_tiles(plan, stage)
     if input_segments(stage) > 1:
         together = 1 << max(most - 1, 0).bit_length()
-        if _cut(plan, stage, slot)[0] > 1 or fitting < 2:
+        if chunks_of(plan, stage, slot)[0] > 1 or fitting < 2:
             return 1
         return together if together <= min(fitting, WARPGROUP_WARPS) else 2
     return 1 << max(min(fitting, most // WARPGROUPS, DECODE_BATCH), 1).bit_length() - 1
@@ -405,7 +434,7 @@ def _specialization(
     program = plan.program
     buffers = {buffer.name: place for place, buffer in enumerate(program.buffers)}
     slot = slot_bytes(plan)
-    chunks, chunk_fragments = _cut(plan, stage, slot)
+    chunks, chunk_fragments = chunks_of(plan, stage, slot)
     tiles, size = chunk_tiles(plan, stage, slot), fragment_bytes(stage.matrix.format)
     norm = first.input if isinstance(first.input, Norm) else None
     following = program.stages[program.stages.index(first) + 1]
