@@ -59,9 +59,11 @@ def test_logits_are_as_near_to_fp32_as_those_of_bf16(seed: int, kind: type[Case]
     weights = low_bit(random, model)
     target = EmulatedTarget(model.config, weights, random.choice((1, 2, 3, 5, 12)))
     truth = reference.read(model.config, weights, model.tokens)
+    prefilled = target.logits(model.tokens)
     decoded = np.concatenate([target.logits(model.tokens[: at + 1], at) for at in DECODED])
-    for positions, found in (range(TOKENS), target.logits(model.tokens)), (DECODED, decoded):
+    for positions, found in (range(TOKENS), prefilled), (DECODED, decoded):
         readings = reference.Readings(truth.exact[positions], truth.rounded[positions])
-        # The median, as in the benchmark: where two experts are nearly equal, another choice is a large difference.
+        # The median, as in the benchmark: where two experts are nearly equal, another choice is a large difference. Of
+        # four positions it varies more than the accuracy gate's tenth.
         verdict = accuracy.compare(readings, found, found.argmax(1).tolist(), np.median)
         assert verdict.divergence <= 1.5 * verdict.divergence_of_bf16 + accuracy.NOISE, verdict
