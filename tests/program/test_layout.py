@@ -36,6 +36,21 @@ def test_the_last_super_block_is_short_where_the_format_allows_it(format: str, p
     assert LAYOUT.padded_cols(matrix("qkv", format)) == padded
 
 
+@pytest.mark.parametrize("slot_bytes", [14 << 10, 6 << 10])
+@pytest.mark.parametrize("format", ["fp4e32", "nl4g32", "i8g32", "i8g32z"])
+def test_a_tile_that_ends_short_fits_two_slots(format: str, slot_bytes: int) -> None:
+    layout = replace(LAYOUT, slot_bytes=slot_bytes)
+    short = 0
+    for cols in range(32, 8192, 32):
+        padded = layout.padded_cols(matrix("qkv", format, cols))
+        if padded % 256:
+            short += 1
+            units = -(-padded // 256)
+            half = -(-units // 2) * 8 * FORMATS[format].row_bytes(256)
+            assert -(-half // 128) * 128 <= slot_bytes, cols
+    assert short
+
+
 def test_a_large_tile_has_whole_super_blocks() -> None:
     assert LAYOUT.padded_cols(matrix("qkv", "i8g32", cols=4160)) == 4352
 

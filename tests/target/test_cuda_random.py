@@ -3,6 +3,7 @@ random format, any number of workers. What nobody thought of when writing a case
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -53,7 +54,7 @@ def low_bit(random: Random, model: RandomModel) -> LowBitWeights:
 @thorough
 @pytest.mark.parametrize("kind", [dense, experts])
 @pytest.mark.parametrize("seed", range(12))
-def test_logits_are_as_near_to_fp32_as_those_of_bf16(seed: int, kind: type[Case]) -> None:
+def test_logits_are_as_near_to_fp32_as_those_of_bf16(seed: int, kind: Callable[[Random, str], Case]) -> None:
     random = Random(f"{kind.__name__} {seed}")
     model = random_model(kind(random, f"random-{kind.__name__}-{seed}"), TOKENS)
     weights = low_bit(random, model)

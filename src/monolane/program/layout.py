@@ -52,7 +52,9 @@ class Layout:
             return _rounded_up(cols, GROUP)
         whole = _rounded_up(cols, self.fragment_cols(stage))
         is_whole_tile = self.rows(stage) == self.tile_rows
-        is_small = self.tile_rows * format.row_bytes(whole) <= 2 * self.slot_bytes
+        # In two chunks, if not in one: then the last chunk of a tile is the same warpgroup's in every tile.
+        half = -(-whole // BLOCK // 2) * self.tile_rows * format.row_bytes(BLOCK) if format.is_low_bit else 0
+        is_small = _rounded_up(half, self.alignment) <= self.slot_bytes
         return _rounded_up(cols, 2 * GROUP) if is_whole_tile and is_small and _may_end_short(format) else whole
 
     def tile_bytes(self, stage: Project) -> int:
