@@ -39,6 +39,26 @@ def test_messages_and_memory_arrive() -> None:
     assert theirs.receive() is None
 
 
+def test_half_a_message_is_none_yet() -> None:
+    """Nobody may wait for the rest of it: the process that sends it may have been stopped."""
+    ours, theirs = socket.socketpair()
+    channel, message, (passed, other) = Channel(theirs), b'{"a": 1}', os.pipe()
+    socket.send_fds(ours, [len(message).to_bytes(8, "little")], [passed])
+    assert not channel.has_message(0.05)
+    ours.sendall(message[:3])
+    assert not channel.has_message(0)
+    ours.sendall(message[3:] + (2).to_bytes(8, "little"))
+    assert channel.has_message(0)
+    received = channel.receive()
+    assert received is not None
+    assert received[0] == {"a": 1}
+    assert not channel.has_message(0)
+    ours.sendall(b"{}")
+    assert channel.receive() == ({}, [])
+    os.write(other, b"x")
+    assert os.read(received[1][0], 1) == b"x"
+
+
 @pytest.mark.parametrize(
     "sent", [b"\x01\x00", (MOST_BYTES + 1).to_bytes(8, "little"), (5).to_bytes(8, "little") + b"{"]
 )

@@ -7,12 +7,14 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
 MOST_BYTES = 1 << 28  # of a message: a longer one is no message of ours
 MOST_FILES = 200  # of a message; Linux allows 253
+PIECE_BYTES = 1 << 20  # of a message that are received at once, at most
 
 
 class Channel:
@@ -20,47 +22,64 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._bytes = bytearray()  # of the next message, as far as it has come; never of the one after it
+        self._files: list[int] = []  # that came with it
+        self._ended = False  # the other process has closed its end or is dead, or what it sends is no message
 
     def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
         """The other process gets copies of the descriptors ``files``."""
         body = json.dumps(message).encode()
-        socket.send_fds(self._socket, [_LENGTH.pack(len(body))], list(files))
-        self._socket.sendall(body)
+        data = _LENGTH.pack(len(body)) + body
+        sent = socket.send_fds(self._socket, [data], list(files))
+        self._socket.sendall(data[sent:])
 
     def fileno(self) -> int:
         """So that several channels can be waited for at once."""
         return self._socket.fileno()
 
-    def has_message(self, wait_s: float) -> bool:
-        """Whether a message has come, or the end, within so many seconds."""
+    def has_message(self, wait_s: float | None) -> bool:
+        """Whether a whole message has come, or the end, within so many seconds; None: however long it takes. Of a
+        process that was stopped while it sent, half a message may have come."""
+        end_s = None if wait_s is None else time.monotonic() + wait_s
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(1000 * wait_s))
+        while not self._ended and self._missing() > 0:
+            left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+            if not poll.poll(None if left_s is None else 1000 * left_s):
+                return False
+            self._take()
+        return True
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """The next message and its descriptors; None where the other process has closed its end or is dead."""
-        try:
-            head, files, _, _ = socket.recv_fds(self._socket, _LENGTH.size, MOST_FILES)
-            head += self._read(_LENGTH.size - len(head))
-            (length,) = _LENGTH.unpack(head)
-            if length > MOST_BYTES:
-                raise EOFError
-            message: dict[str, Any] = json.loads(self._read(length))
-        except (EOFError, ConnectionError):
+        self.has_message(None)
+        if self._ended:
             return None
+        message: dict[str, Any] = json.loads(self._bytes[_LENGTH.size :])
+        files, self._files = self._files, []
+        self._bytes.clear()
         return message, files
 
     def close(self) -> None:
         self._socket.close()
 
-    def _read(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            part = self._socket.recv(min(count - len(parts), 1 << 20))
-            if not part:
-                raise EOFError
-            parts += part
-        return bytes(parts)
+    def _missing(self) -> int:
+        """Bytes of the next message that have not come, as far as it is known."""
+        if len(self._bytes) < _LENGTH.size:
+            return _LENGTH.size - len(self._bytes)
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        return int(length) + _LENGTH.size - len(self._bytes)
+
+    def _take(self) -> None:
+        """Receive what has come of the next message."""
+        try:
+            part, files, _, _ = socket.recv_fds(self._socket, min(self._missing(), PIECE_BYTES), MOST_FILES)
+        except ConnectionError:
+            part, files = b"", []
+        self._bytes += part
+        self._files += files
+        if not part or self._missing() > MOST_BYTES:
+            self._ended = True
 
 
 def close_files(files: Sequence[int]) -> None:
