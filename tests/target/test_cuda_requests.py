@@ -171,6 +171,22 @@ def test_a_kernel_that_shows_no_life_is_given_up(model: RandomModel, monkeypatch
     end.set()
 
 
+def test_closing_does_not_wait_for_a_kernel_that_does_not_end(
+    model: RandomModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = threading.Event()
+    with opened(model.config, model.weights, 64, device="emulated") as target:
+        context = target.launcher.context  # type: ignore[attr-defined]
+        monkeypatch.setattr(context, "launch", lambda *_, **__: context.start(end.wait))
+        monkeypatch.setattr(target, "silent_s", 0.05)
+        target.run(asked(model, max_tokens=2))
+        target.close()
+        assert context.running()
+        end.set()
+        with pytest.raises(TargetError, match="closed"):
+            target.run(asked(model, max_tokens=2))
+
+
 @pytest.mark.parametrize("device", [pytest.param(DEVICE, marks=on_the_gpu)])
 def test_an_abort_is_seen_within_two_tokens(device: str) -> None:
     """At a real size, where a token takes as long as the host needs to answer. One slow answer of the host is no

@@ -152,8 +152,8 @@ def test_a_copy_that_fails_is_an_error(tmp_path: Path) -> None:
         stream_lanes(plan, model.weights, model.config, deliver, Silent(), PackingThreads())
 
 
-@pytest.mark.parametrize("reason", ["killed", "another plan", "no start"])
-def test_threads_pack_where_processes_fail(reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reason", ["killed", "stopped", "another plan", "no start"])
+def test_threads_pack_where_processes_fail(reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(folder_of(small("qwen3-0.6b:2"), tmp_path / "model"))
     plan, counted = plan_of(model.config, model.weights), Counted()
     expected = packed(plan, model.weights, model.config, PackingThreads(), counted)
@@ -167,9 +167,10 @@ def test_threads_pack_where_processes_fail(reason: str, tmp_path: Path) -> None:
         main = "monolane.nothing"
     again = Counted()
     with PackProcesses(plan, main, source, 2) as processes:
-        if reason == "killed":
+        if reason in ("killed", "stopped"):
             packed(plan, model.weights, model.config, processes)
-            os.kill(processes.pids[1], signal.SIGKILL)
+            os.kill(processes.pids[1], signal.SIGKILL if reason == "killed" else signal.SIGSTOP)
+            monkeypatch.setattr(pack_processes, "ANSWER_S", 0.5)
         assert packed(plan, model.weights, model.config, processes, again) == expected
         assert not processes.pids
     assert again.advanced == counted.advanced

@@ -182,7 +182,8 @@ class _LaneProcess:
             self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver holds it: waiting longer would not help
+                self._process.wait(EXIT_S)
 
 
 def is_stopped(pid: int) -> bool:

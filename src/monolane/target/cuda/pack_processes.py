@@ -29,6 +29,7 @@ from monolane.program.tape_store import Packing, PackingThreads, parts
 LEAST_BYTES = 4 << 30  # of tapes: less is packed before processes have started
 LEAST_PROCESSORS = 4
 MOST_PROCESSES = 32
+ANSWER_S = 300.0  # the longest that a process may say nothing: it tells of every 64 MB, and a disk may be slow
 ALIGNMENT = 64  # bytes: of the tapes of workers in a part
 
 Description = tuple[str, dict[str, Any]]  # the module that a process runs, and what it has to know of the weights
@@ -87,7 +88,7 @@ class PackProcesses:
                 for child in self._children:
                     selector.register(child.channel, selectors.EVENT_READ, child)
                 while selector.get_map():
-                    for key, _ in selector.select():
+                    for key, _ in _events(selector):
                         done = _answer(key.data)
                         advance(done["bytes"])
                         if done["is"] == "packed":
@@ -116,9 +117,16 @@ class PackProcesses:
         self._children = []
 
 
+def _events(selector: selectors.BaseSelector) -> list[tuple[selectors.SelectorKey, int]]:
+    if events := selector.select(ANSWER_S):
+        return events
+    raise TimeoutError
+
+
 def _answer(child: Child) -> dict[str, Any]:
-    received = child.channel.receive()
-    if received is None:
+    if not child.channel.has_message(ANSWER_S):
+        raise TimeoutError
+    if (received := child.channel.receive()) is None:
         raise EOFError
     return received[0]
 

@@ -160,17 +160,25 @@ class CudaTarget:
         return own.trace[:, :, begun], np.concatenate([own.waits, *theirs], 1)[:, :, begun]
 
     def close(self) -> None:
+        """Free the memory. A kernel that does not end keeps its own: freeing it would wait for that kernel."""
         with self._lock:
-            was_broken, self._broken = self._broken, True
-            if not was_broken:
-                self.launcher.abort()
-                with suppress(TargetError):  # the kernel has failed: its memory is freed nevertheless
-                    while self.launcher.running():
-                        time.sleep(POLL_S)
+            ended = not self._broken and self._ends()
+            self._broken = True
             if self.others:
                 self.others.close()
-            if not was_broken:
+            if ended:
                 self.launcher.context.close()
+
+    def _ends(self) -> bool:
+        """Whether the kernel, told to, ends in time. One that has failed has ended, too."""
+        self.launcher.abort()
+        end_s = time.monotonic() + self.silent_s
+        with suppress(TargetError):
+            while self.launcher.running():
+                if time.monotonic() > end_s:
+                    return False
+                time.sleep(POLL_S)
+        return True
 
     # --- for CudaRun ---
 
