@@ -26,6 +26,16 @@ LIKELIEST = 20
 EXACT, LOW_BIT = 0.06, 0.2
 
 GPT_OSS = {"attention.sliding_window": 128, "expert_gating_func": 3}
+# Where a block has its fp16 scales, if gguf reads the type but does not write it.
+SCALES = {
+    "Q2_K": slice(-4, None),
+    "Q3_K": slice(-2, None),
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(-2, None),
+    "IQ4_NL": slice(0, 2),
+    "IQ4_XS": slice(0, 2),
+}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 
@@ -38,23 +48,28 @@ def usual(model: GgufModel) -> GgufModel:
             values = 0.3 * generator.standard_normal(data.shape) + ("norm" in name)
             model.tensors[name] = (values.astype(np.float32), kind)
         elif "ffn_gate_inp" not in name:
-            values = np.asarray(gguf.quants.dequantize(data, kind))
-            wanted = (4.0 if name == "token_embd.weight" else 1.0) / np.sqrt(values.shape[-1])
-            normal = (wanted * generator.standard_normal(values.shape)).astype(np.float32)
+            shape = gguf.quant_shape_from_byte_shape(data.shape, kind) if data.dtype == np.uint8 else data.shape
+            std = (4.0 if name == "token_embd.weight" else 1.0) / np.sqrt(shape[-1])
             try:
+                normal = (std * generator.standard_normal(shape)).astype(np.float32)
                 model.tensors[name] = (gguf.quants.quantize(normal, kind), kind)
             except NotImplementedError:
-                model.tensors[name] = (scaled(data, kind, wanted / values.std()), kind)
+                model.tensors[name] = (random_codes(data.shape, kind, std, generator), kind)
     return model
 
 
-def scaled(data: NDArray[np.uint8], kind: gguf.GGMLQuantizationType, by: float) -> NDArray[np.uint8]:
-    """Blocks of a K-quant with other scales: fp16, the last two bytes of Q6_K, the first four of Q4_K and Q5_K."""
-    blocks = data.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1]).copy()
-    place = slice(-2, None) if kind is Kind.Q6_K else slice(0, 4)
-    scales = blocks[:, place].copy().view(np.float16) * np.float16(by)
-    blocks[:, place] = scales.view(np.uint8)
-    return blocks.reshape(data.shape)
+def random_codes(
+    shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, std: float, generator: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Blocks of a type that gguf only reads, whose fp16 scales give the weights this standard deviation."""
+    blocks = generator.integers(0, 256, shape, np.uint8).reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
+    scales = generator.uniform(0.5, 1.5, blocks[:, SCALES[kind.name]].view(np.float16).shape)
+
+    def scaled(by: float) -> NDArray[np.uint8]:
+        blocks[:, SCALES[kind.name]] = (by * scales).astype(np.float16).view(np.uint8)
+        return blocks
+
+    return scaled(std / gguf.quants.dequantize(scaled(1.0), kind).std()).reshape(shape)
 
 
 def with_tokenizer(model: GgufModel) -> GgufModel:
@@ -135,7 +150,7 @@ def test_frequencies_in_the_file(tmp_path: Path) -> None:
     require_the_same(model, tmp_path, EXACT)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SCALES])
 def test_every_type_of_weights(tmp_path: Path, kind: str) -> None:
     require_the_same(usual(GgufModel("llama", Kind[kind])), tmp_path, EXACT if "F" in kind else LOW_BIT)
 

@@ -37,22 +37,22 @@ class Channel:
         """So that several channels can be waited for at once."""
         return self._socket.fileno()
 
-    def has_message(self, wait_s: float | None) -> bool:
-        """Whether a whole message has come, or the end, within so many seconds; None: however long it takes. Of a
-        process that was stopped while it sent, half a message may have come."""
-        end_s = None if wait_s is None else time.monotonic() + wait_s
+    def has_message(self, wait_s: float) -> bool:
+        """Whether a whole message has come, or the end, within so many seconds. Of a process that was stopped while it
+        sent, half a message may have come."""
+        end_s = time.monotonic() + wait_s
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        while not self._ended and self._missing() > 0:
-            left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
-            if not poll.poll(None if left_s is None else 1000 * left_s):
+        while self._is_partial():
+            if not poll.poll(1000 * max(0.0, end_s - time.monotonic())):
                 return False
             self._take()
         return True
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """The next message and its descriptors; None where the other process has closed its end or is dead."""
-        self.has_message(None)
+        """Wait for the next message and its descriptors; None where the other process has closed its end or is dead."""
+        while self._is_partial():
+            self._take()
         if self._ended:
             return None
         message: dict[str, Any] = json.loads(self._bytes[_LENGTH.size :])
@@ -63,6 +63,10 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
+    def _is_partial(self) -> bool:
+        """Whether more of the next message may come."""
+        return not self._ended and self._missing() > 0
+
     def _missing(self) -> int:
         """Bytes of the next message that have not come, as far as it is known."""
         if len(self._bytes) < _LENGTH.size:
@@ -71,7 +75,7 @@ class Channel:
         return int(length) + _LENGTH.size - len(self._bytes)
 
     def _take(self) -> None:
-        """Receive what has come of the next message."""
+        """Receive some of the next message; wait where nothing of it is there."""
         try:
             part, files, _, _ = socket.recv_fds(self._socket, min(self._missing(), PIECE_BYTES), MOST_FILES)
         except ConnectionError:

@@ -162,15 +162,15 @@ class CudaTarget:
     def close(self) -> None:
         """Free the memory. A kernel that does not end keeps its own: freeing it would wait for that kernel."""
         with self._lock:
-            ended = not self._broken and self._ends()
+            ended = not self._broken and self._end_kernel()
             self._broken = True
             if self.others:
                 self.others.close()
             if ended:
                 self.launcher.context.close()
 
-    def _ends(self) -> bool:
-        """Whether the kernel, told to, ends in time. One that has failed has ended, too."""
+    def _end_kernel(self) -> bool:
+        """Tell the kernel to end; whether it has ended in time. One that has failed has ended, too."""
         self.launcher.abort()
         end_s = time.monotonic() + self.silent_s
         with suppress(TargetError):
