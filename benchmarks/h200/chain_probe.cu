@@ -5,6 +5,9 @@
 // Weights stream from HBM, two layers ahead at most, and are in registers before the input comes. Left out: rotary embeddings, the newest key and value, what comes from other lanes, and the head.
 // Beside it the same chain with hand-offs through global memory, as the kernel has them: tagged words that all threads poll and leave in shared memory.
 //
+// Seen (7 lanes, weights streamed): 4.92 us a layer at a context of 128, 5.27 at 256, and 6.57 at 256 with hand-offs through global memory. At 128 the cycles of a layer are 1,269 of qkv, 2,755 of
+// attention and o, 3,206 of the gate and 1,016 of down. With weights that are there already 4.80 at 128, and 6.31 through global memory.
+//
 //     nvcc -O3 -std=c++17 -arch=sm_90a chain_probe.cu -o chain_probe && ./chain_probe
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -26,10 +26,10 @@ MICRO = 1e6
 
 
 def stage_bytes(plan: Plan, stage: Stage) -> int:
-    """Bytes of weights that all workers of all lanes together stream for a stage."""
+    """Bytes of weights that all workers of all lanes together stream for a stage: of experts, those of the chosen."""
     if not isinstance(stage, Project):
         return 0
-    return plan.program.lanes * plan.layout.tiles(stage) * plan.layout.tile_bytes(stage)
+    return plan.program.lanes * stage.chosen * plan.layout.tiles(stage) * plan.layout.tile_bytes(stage)
 
 
 def stream_us(size: float) -> float:
