@@ -70,6 +70,16 @@ def test_one_request_at_a_time(target: Target, model: RandomModel) -> None:
     assert run(target, asked(model))[1] is Finish.LENGTH
 
 
+def test_a_request_begins_behind_memory_that_is_still_being_cleared(target: Target, model: RandomModel) -> None:
+    """What is on the stream before is no request: with stamps, memory is cleared before one."""
+    context = target.launcher.context  # type: ignore[attr-defined]
+    size = min(context.free_memory() // 4, 2 << 30)
+    place = context.allocate(size)
+    for _ in range(32):
+        context.clear(place, size)
+    assert run(target, asked(model))[1] is Finish.LENGTH
+
+
 def test_an_aborted_request_is_the_beginning_of_the_whole_one(target: Target, model: RandomModel) -> None:
     whole, _ = run(target, asked(model))
     for seen_before in (0, 1, 5):

@@ -104,6 +104,7 @@ class Context:
         self._context = call(driver.cuDevicePrimaryCtxRetain(device.handle))
         self.enter()
         self._stream = call(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._ended = call(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))  # of the last launch
         self._memory: list[int] = []
         self._host: list[int] = []
         self._mapped: list[tuple[int, int]] = []
@@ -213,10 +214,11 @@ class Context:
         resident.value.cooperative = int(cooperative)
         config.attrs, config.numAttrs = [resident], 1
         call(driver.cuLaunchKernelEx(config, kernel.function, ctypes.addressof(pointers), 0))
+        call(driver.cuEventRecord(self._ended, self._stream))
 
     def running(self) -> bool:
-        """Whether the kernel still runs. Raises an error if it has failed."""
-        (code,) = driver.cuStreamQuery(self._stream)
+        """Whether the kernel still runs, whatever else is on the stream. Raises an error if it has failed."""
+        (code,) = driver.cuEventQuery(self._ended)
         if code == driver.CUresult.CUDA_ERROR_NOT_READY:
             return True
         call((code,))
@@ -232,4 +234,5 @@ class Context:
         for address in self._host:
             driver.cuMemFreeHost(address)
         self._memory, self._host, self._mapped = [], [], []
+        driver.cuEventDestroy(self._ended)
         driver.cuDevicePrimaryCtxRelease(self.device.handle)

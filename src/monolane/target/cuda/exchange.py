@@ -26,6 +26,12 @@ def any_late(program: Program) -> bool:
     return any(stage.exchange.late != 0 for stage in program.projections if stage.exchange)
 
 
+def all_late(program: Program) -> bool:
+    """Whether they do so in all layers."""
+    exchanges = [stage.exchange for stage in program.projections if stage.exchange]
+    return bool(exchanges) and all(exchange.late != 0 for exchange in exchanges)
+
+
 def depth(program: Program) -> int:
     """Slots of the mailbox for each projection: layers that lanes may be apart, plus the one being written.
 
@@ -54,6 +60,7 @@ def definitions(program: Program) -> list[str]:
         "kExchangeDepth": depth(program),
         "kExchangingProjections": len(projections),
         "kAnyLate": int(any_late(program)),
+        "kAllLate": int(all_late(program)),
         "kCombines": int(combine is not None),
         "kConcatenates": int(combine is not None and combine.joining is Joining.CONCAT),
         "kAverages": int(combine is not None and combine.joining is Joining.MEAN),

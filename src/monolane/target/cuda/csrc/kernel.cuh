@@ -18,7 +18,7 @@
 #include "exchange.cuh"
 #include "prefetch.cuh"
 #include "produce.cuh"
-#include "results.cuh"
+#include "residual.cuh"
 #include "sample.cuh"
 
 namespace monolane {
@@ -198,6 +198,8 @@ class Consumer {
         project_last_row<P>(tiles, now, cursor, best);
       else
         project_prefill<P>(tiles, now, cursor);
+    } else if (!kPrefill) {
+      sync_consumers();  // the next stage reads what the one before has added to the residual stream
     }
     if (kHead && !monolane_launch.request.all_logits) {
       if (ptx::kept(monolane_launch.adjusts_logits)) {  // kept: the compiler would compare it once for all tokens, and spill the result
@@ -219,6 +221,13 @@ class Consumer {
     RowBias bias;
     if (P::kExperts == 1) bias = decode_bias<P>(tiles, own_result<P>());
     const int place = kPlacesWord<P> ? ptx::kept(word_place(tiles.first_row + own_result<P>())) : 0;
+    if (late) {  // the sums are there long before the input, as a rule
+      const int64_t since = lane_wait_begins();
+      await_late_sums();
+      lane_wait_ends<false>(tiles.stage, since);
+    }
+    Addend addend;
+    if constexpr (kFindsAddend<P>) addend = addend_of<P>(tiles.layer, 0, own_result<P>(), late, exchanges_);
     const auto prepare = [&] {
       if (P::kContinues) sync_consumers();  // the sums of the projection before have been read
       if (P::kTakesInput && P::kExperts > 1) bias = decode_bias<P>(tiles, own_result<P>());
@@ -229,18 +238,14 @@ class Consumer {
       if (P::kExperts > 1) bias = decode_bias<P>(tiles, own_result<P>());
       if (!P::kEndsStage) stage_scale = scale;
       mark<false>(tiles.stage, 1);
-      if (late) {
-        const int64_t since = lane_wait_begins();
-        await_late_sums();
-        lane_wait_ends<false>(tiles.stage, since);
-      }
       return scale;
     };
     const auto finish_row = [&](int local, int, float first, float second, float scale) {
       const RowBias own = kOneResult<P> || local == own_result<P>() ? bias : decode_bias<P>(tiles, local);
       const Chosen chosen = decode_choice<P>(tiles, local);
       if constexpr (kIsDealt<P>) local = DealtRow<P>(tiles, local).row - tiles.first_row;  // finish() adds first_row
-      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best, place);
+      if constexpr (P::kOutput == Output::kResidual && !kFindsAddend<P>) addend = addend_of<P>(tiles.layer, 0, local, late, exchanges_);
+      finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best, place, addend);
     };
     project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, finish_row);
     if (late) pass_on_outputs();
@@ -327,7 +332,9 @@ class Consumer {
     }
     if constexpr (kExchangesSum<P>) {
       sync_consumers();
-      for_own_elements<P>(tiles, now.rows, [&](int row, int local) { add_to_residual<true, P>(tiles, row, local, shared::partials()[row * kMaxOwnedRows + local]); });
+      for_own_elements<P>(tiles, now.rows, [&](int row, int local) {
+        add_to_residual<true, P>(tiles, row, local, shared::partials()[row * kMaxOwnedRows + local], addend_of<P>(tiles.layer, row, local, false, 0));
+      });
     }
   }
 
@@ -364,10 +371,11 @@ class Consumer {
 
   // Finishes one result of a projection: adds the bias and publishes the value, or updates the residual stream with it, or stores the logit. `local`:
   // the output row, counted from this worker's first. `row`: row of the pass. `first`, `second`: sums; the second one is of the up row of a gate.
-  // `chosen`: the expert that it is a result of. `best`: the highest rank of this thread's logits so far. `place`: of its word, if kPlacesWord.
+  // `chosen`: the expert that it is a result of. `best`: the highest rank of this thread's logits so far. `place`: of its word, if kPlacesWord. `addend`: in a decode
+  // pass, what it is added to.
   template <bool kPrefill, class P>
   MONOLANE_DEVICE void finish(const StageTiles& tiles, const Pass& now, int local, int row, float first, float second, const RowBias& bias,
-                              const Chosen& chosen, uint64_t& best, int place = 0) {
+                              const Chosen& chosen, uint64_t& best, int place = 0, const Addend& addend = {}) {
     constexpr Output kOutput = P::kOutput;
     constexpr int kGate = kOutput == Output::kGate;
     const int output_row = tiles.first_row + local;
@@ -384,7 +392,7 @@ class Consumer {
       if constexpr (kExchangesSum<P> && kPrefill)
         shared::partials()[row * kMaxOwnedRows + local] += v;
       else
-        add_to_residual<kPrefill, P>(tiles, row, local, v, place);
+        add_to_residual<kPrefill, P>(tiles, row, local, v, kPrefill ? addend_of<P>(tiles.layer, row, local, false, 0) : addend, place);
     } else if constexpr (P::kRoutes) {
       if (kPrefill)
         buffers().prefill_routed[row * kRouted + output_row] = v;
@@ -409,12 +417,15 @@ class Consumer {
 
   // Adds one output to the residual stream, that of all lanes, and publishes the sum.
   template <bool kPrefill, class P>
-  MONOLANE_DEVICE void add_to_residual(const StageTiles& tiles, int row, int local, float v, int place = 0) const {
-    if constexpr (kLanes > 1) v = exchanged<kPrefill, P>(tiles, row, local, v);
-    v += shared::residual()[row * kMaxOwnedRows + local];
+  MONOLANE_DEVICE void add_to_residual(const StageTiles& tiles, int row, int local, float own, const Addend& addend, int place = 0) const {
+    const bool late = !kPrefill && addend.is_late;
+    float v = own;
+    if constexpr (kLanes > 1) v = late ? addend.own * own + addend.others : exchanged<kPrefill, P>(tiles, row, local, own);
+    v += addend.residual;
     shared::residual()[row * kMaxOwnedRows + local] = v;
     // Where a shared expert follows, what it adds is still missing.
     if (P::kEndsStage || kPrefill) publish_result<kPrefill, P>(tiles.first_row + local, place, row, v, step_);
+    if (late) shared::outputs(exchanges_)[local] = own;
   }
 
   // --- other lanes ---
@@ -430,12 +441,6 @@ class Consumer {
     for (int i = thread_id(); i < rows * count; i += kConsumers) act(i / count, i % count);
   }
 
-  // Whether what the other lanes make in this layer is not needed in this layer: then the exchange warp sends and receives in a decode pass.
-  template <class P>
-  MONOLANE_DEVICE static bool is_late(int layer) {
-    if constexpr (P::kExchange == kNone) return false;
-    return kAnyLate && kExchanges[P::kExchange < 0 ? 0 : P::kExchange][layer].late;
-  }
   // Waits until the exchange warp has added up what has arrived for this projection.
   MONOLANE_DEVICE void await_late_sums() const {
     while (!phase_complete(shared::sums_arrived(), exchanges_))
@@ -448,27 +453,23 @@ class Consumer {
     exchanges_++;
   }
 
-  // What is added to the residual stream: the outputs of all lanes in this layer, or this lane's own and what has arrived late.
+  // What is added to the residual stream where the exchange warp does nothing: the outputs of all lanes in this layer, or, in a prefill pass, this lane's own and what
+  // has arrived late.
   template <bool kPrefill, class P>
   MONOLANE_DEVICE float exchanged(const StageTiles& tiles, int row, int local, float own) const {
     const Exchange exchange = kExchanges[P::kExchange][tiles.layer];
     const int slot = exchange_slot(P::kExchange, layers_), output_row = tiles.first_row + local;
-    if (kPrefill ? exchange.sends : !exchange.late) send(slot, row, output_row, own, step_);
-    if (!exchange.late) {
+    if (!kPrefill || exchange.sends) send(slot, row, output_row, own, step_);
+    if (!kPrefill || !exchange.late) {
       note_wait(kWaitLanes);
       const int64_t since = lane_wait_begins();
       const float sum = receive(slot, row, output_row, step_).sum(own);
       lane_wait_ends<kPrefill>(tiles.stage, since);
       return sum;
     }
-    float late = 0.0f;
-    if (!kPrefill) {
-      shared::outputs(exchanges_)[local] = own;
-      if (exchange.late > 0) late = shared::late_sums(exchanges_)[local];
-    } else if (exchange.late > 0) {  // an earlier layer is of the same pass, so its tag follows from its distance
-      late = receive(exchange_slot(P::kExchange, layers_ - exchange.late), row, output_row, step_ - exchange.late * kStagesPerLayer).sum(0.0f);
-    }
-    return exchange.own * own + late;
+    if (exchange.late < 0) return exchange.own * own;
+    // An earlier layer is of the same pass, so its tag follows from its distance.
+    return exchange.own * own + receive(exchange_slot(P::kExchange, layers_ - exchange.late), row, output_row, step_ - exchange.late * kStagesPerLayer).sum(0.0f);
   }
 
   // The stage that combines the residual streams of all lanes, for those rows of the pass whose logits are needed. A worker sends its own elements,

@@ -39,6 +39,9 @@ class Product {
   // Whether a thread has the sums of one result at the end.
   static constexpr bool kOwnSums = kInputRows == 1 && kOneResult<P>;
   static_assert(!kOwnSums || kOneBatch, "a thread has one result of all batches");
+  // Whether it finds them before the input is there. With many tiles of bf16 there are no registers left for that.
+  static constexpr int kFewTiles = 8;
+  static constexpr bool kFindsEarly = kOwnSums && (kIntegers || P::kMaxTiles <= kFewTiles);
   // A slot is released when its chunk has been multiplied and the sums are stored. These depend on all loads from the slot, so that nothing else has to wait for them.
   static constexpr bool kReleasesLate = kLowBit && kInputRows == 1;
   static_assert(!kReleasesLate || kAhead == 1, "the chunk in registers is the one in the slot");
@@ -111,10 +114,10 @@ class Product {
     return (own + own / kWarpgroupWarps * S::kTurn) % kWarpgroupWarps;
   }
 
-  // Where this thread's result will be, found early: behind the input every instruction counts. With bf16 there are no registers left for it.
+  // Where this thread's result will be, found early: behind the input every instruction counts.
   MONOLANE_DEVICE static OwnSums<P, S> early_sums(int tiles) {
     OwnSums<P, S> found;
-    if constexpr (kOwnSums && kIntegers) found.find(tiles);
+    if constexpr (kFindsEarly) found.find(tiles);
     return found;
   }
 
@@ -249,7 +252,7 @@ class Product {
   template <class Finish>
   MONOLANE_DEVICE void end_batch(float scale, Finish finish) {
     sync_consumers();
-    if constexpr (kOwnSums && !kIntegers) own_sums_.find(tiles_);
+    if constexpr (kOwnSums && !kFindsEarly) own_sums_.find(tiles_);
     if constexpr (kOwnSums)
       finish_own(own_sums_, scale, finish);
     else

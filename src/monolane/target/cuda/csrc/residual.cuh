@@ -1,0 +1,40 @@
+// What the outputs of a projection are added to: the residual stream and, where other lanes' outputs are added late, what has arrived of them.
+#pragma once
+#include "exchange.cuh"
+#include "results.cuh"
+
+namespace monolane {
+
+// Whether what the other lanes make in this layer is not needed in this layer: then the exchange warp sends and receives in a decode pass.
+template <class P>
+MONOLANE_DEVICE bool is_late(int layer) {
+  if constexpr (P::kExchange == kNone) return false;
+  return kAllLate || (kAnyLate && kExchanges[P::kExchange < 0 ? 0 : P::kExchange][layer].late);
+}
+
+// What an output is added to: this worker's element of the residual stream and, where the exchange is late, what the other lanes have sent in an earlier layer. `own` is
+// then the factor of this lane's own output.
+struct Addend {
+  float residual = 0.0f, others = 0.0f, own = 1.0f;
+  bool is_late = false;
+};
+
+// Of an output in row `row` of the pass. `exchanges`: those that the exchange warp has done before, where this one is late and its sums have arrived.
+template <class P>
+MONOLANE_DEVICE Addend addend_of(int layer, int row, int local, bool late, uint32_t exchanges) {
+  Addend found;
+  const int own = min(local, kMaxOwnedRows - 1);  // a thread that has no result reads that of another
+  found.residual = shared::residual()[row * kMaxOwnedRows + own];
+  if (!late) return found;
+  const Exchange exchange = kExchanges[P::kExchange < 0 ? 0 : P::kExchange][layer];
+  found.is_late = true, found.own = exchange.own;
+  if (exchange.late > 0) found.others = shared::late_sums(exchanges)[own];
+  return found;
+}
+
+// Whether a thread finds what its result of a decode pass is added to before the input is there: behind it every instruction counts. A projection that continues a
+// stage adds to what the one before has left.
+template <class P>
+constexpr bool kFindsAddend = kOneResult<P> && P::kOutput == Output::kResidual && !P::kContinues;
+
+}  // namespace monolane
