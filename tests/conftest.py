@@ -30,7 +30,8 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # processes that share the tests get it from the first one's environment
+    # Processes that share the tests get it from the environment of the first. Without a cache headers are parsed anew.
+    if not hasattr(config, "workerinput") and hasattr(config, "cache"):
         precompile_headers(config.cache.mkdir("headers"))
 
 

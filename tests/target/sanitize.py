@@ -23,9 +23,8 @@ from dataclasses import replace
 import numpy as np
 from devices import opened, run
 
-from monolane.bench.measure.mixtures import FP8, Q4_K_M, MadeUpMixture
-from monolane.bench.measure.shapes import MadeUpWeights
-from monolane.model.config import ModelConfig, Rope
+from monolane.bench.measure.mixtures import FP8, MXFP4, Q4_K_M, made_up
+from monolane.model.config import Experts, Gate, ModelConfig, Rope
 from monolane.program.sample import Sampling
 from monolane.target.base import Finish, Request
 
@@ -45,6 +44,10 @@ TINY = ModelConfig(
     windows=(None, None),
     tied=True,
 )
+# Columns that are no multiple of 256: the last unit of a row is padded.
+LOW_BIT = replace(TINY, hidden=288, ffn=544)
+EXPERTS = Experts(count=7, chosen=4, ffn=72, layers=(True, False), normalised=True)
+GPT_OSS = Experts(5, 4, 160, (True, True), normalised=True, biased=True, gate=Gate(slope=1.702, shift=1.0, limit=7.0))
 MODELS = {
     "tiny": TINY,
     "window, biases, a table of embeddings": replace(
@@ -53,10 +56,27 @@ MODELS = {
     "norms of heads, heads of 80": replace(TINY, head_dim=80, qk_norm=True, layers=1, windows=(None,)),
     # The input of `down` does not fit into shared memory in a prefill pass; several batches of tiles per thread block.
     "wide": replace(TINY, ffn=9000, layers=1, windows=(None,)),
-    # Columns that are no multiple of 256: the last unit of a row is padded.
-    Q4_K_M: replace(TINY, hidden=288, ffn=544),
-    FP8: replace(TINY, hidden=288, ffn=544),
+    "experts": replace(TINY, family="qwen3_moe", qk_norm=True, tied=False, experts=EXPERTS),
+    "a shared expert": replace(
+        TINY, family="qwen2_moe", qkv_bias=True, tied=False, experts=replace(EXPERTS, normalised=False, shared_ffn=100)
+    ),
+    "gpt-oss": replace(
+        LOW_BIT,
+        family="gpt_oss",
+        qkv_bias=True,
+        o_bias=True,
+        sinks=True,
+        windows=(19, None),
+        tied=False,
+        experts=GPT_OSS,
+    ),
+    "experts in q4_k_m": replace(
+        LOW_BIT, family="qwen3_moe", qk_norm=True, tied=False, experts=replace(EXPERTS, ffn=288)
+    ),
+    Q4_K_M: LOW_BIT,
+    FP8: LOW_BIT,
 }
+MIXTURES = {"gpt-oss": MXFP4, "experts in q4_k_m": Q4_K_M, Q4_K_M: Q4_K_M, FP8: FP8}  # all others are in bf16
 DRAWN = Sampling(0.8, 40, 0.9, 0.01, 3, 1.1, 0.5, 0.2, ((5, 1.0), (90, -100.0)))
 
 
@@ -68,8 +88,7 @@ def main() -> None:
         config = MODELS[name]
         began = time.monotonic()
         tokens = np.random.default_rng(1).integers(0, config.vocab, 90).tolist()
-        weights = MadeUpMixture(config, name) if name in (Q4_K_M, FP8) else MadeUpWeights(config)
-        with opened(config, weights, 128, deadline_s=DEADLINE_S) as target:
+        with opened(config, made_up(config, MIXTURES.get(name)), 128, deadline_s=DEADLINE_S) as target:
             assert np.isfinite(target.logits(tokens[:34])).all()
             for sampling, logprobs in ((Sampling(), None), (Sampling(), 3), (DRAWN, None), (DRAWN, 20)):
                 for length, cached in ((1, 0), (20, 0), (22, 20), (23, 22)):
