@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -306,6 +307,17 @@ def test_inspect_shows_the_program_and_draws_it(terminal: Terminal, tmp_path: Pa
     code, _, err = terminal.run("inspect", str(tmp_path), "--device", "tpu")
     assert code == 2
     assert "cuda, cpu" in err
+
+
+def test_inspect_shows_a_shape_that_has_no_files(terminal: Terminal, tmp_path: Path) -> None:
+    made = ("--workers", "2", "--picture", str(tmp_path / "plan.png"))
+    code, out, _ = terminal.run("inspect", "--shape", "gpt-oss-20b:2", "--weights", "mxfp4+q8", *made)
+    assert code == 0
+    assert re.search(r"gate_up +4 of 32 x 5760 x 2880 fp4e32", out)
+    assert "i8g32" in out
+    code, _, err = terminal.run("inspect", str(tmp_path), "--shape", "gpt-oss-20b")
+    assert code == 2
+    assert "Choose one of the two" in err
 
 
 def test_trace_shows_where_the_time_goes_and_draws_it(

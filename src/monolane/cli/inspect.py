@@ -13,6 +13,13 @@ from monolane.errors import UsageError
 
 def inspect(
     model: options.ModelSpec = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="A model of this shape with made-up weights instead, such as gpt-oss-120b; "
+            "--weights may then be q4_k_m, fp8, mxfp4+q8 or a format, too."
+        ),
+    ] = None,
     device: options.Device = "auto",
     workers: options.Workers = None,
     lanes: options.Lanes = None,
@@ -30,8 +37,10 @@ def inspect(
 
     For cuda also the kernel, without a GPU: registers, shared memory, ring, and the time each stage should take.
     """
+    from monolane.bench.measure.subject import find_model
     from monolane.cli.progress_bar import progress_bar
     from monolane.model.fetch import resolve
+    from monolane.model.format import FormatOf
     from monolane.model.load import load_config_and_formats
     from monolane.program import inspect as program
     from monolane.program.shard import Shard
@@ -41,9 +50,16 @@ def inspect(
 
     if device not in DEVICES:
         raise UsageError(f"There is no device {device!r}.", f"Choose one of: {', '.join(DEVICES)}.")
+    if shape is not None and model is not None:
+        raise UsageError("A model and --shape were given.", "Choose one of the two.")
     progress = progress_bar()
-    spec = opening.named(model, device, workers, progress)
-    config, formats = load_config_and_formats(resolve(spec, progress), weights, progress)
+    formats: FormatOf
+    if shape is not None:
+        _, made_up = find_model(None, shape, progress, weights)
+        config, formats = made_up.config, made_up.weights.format
+    else:
+        spec = opening.named(model, device, workers, progress)
+        config, formats = load_config_and_formats(resolve(spec, progress), weights, progress)
     device = "cuda" if card else device
     chosen = cuda.choose_card(device, workers, card)
     if chosen is None and device == "auto" and (line := unused_gpu(workers)) is not None:

@@ -333,7 +333,7 @@ class Consumer {
     if constexpr (kExchangesSum<P>) {
       sync_consumers();
       for_own_elements<P>(tiles, now.rows, [&](int row, int local) {
-        add_to_residual<true, P>(tiles, row, local, shared::partials()[row * kMaxOwnedRows + local], addend_of<P>(tiles.layer, row, local, false, 0));
+        add_to_residual<true, P>(tiles, row, local, shared::partials()[row * kMaxOwnedRows + local], addend_of<P>(tiles.layer, row, local));
       });
     }
   }
@@ -392,7 +392,7 @@ class Consumer {
       if constexpr (kExchangesSum<P> && kPrefill)
         shared::partials()[row * kMaxOwnedRows + local] += v;
       else
-        add_to_residual<kPrefill, P>(tiles, row, local, v, kPrefill ? addend_of<P>(tiles.layer, row, local, false, 0) : addend, place);
+        add_to_residual<kPrefill, P>(tiles, row, local, v, kPrefill ? addend_of<P>(tiles.layer, row, local) : addend, place);
     } else if constexpr (P::kRoutes) {
       if (kPrefill)
         buffers().prefill_routed[row * kRouted + output_row] = v;
@@ -420,7 +420,7 @@ class Consumer {
   MONOLANE_DEVICE void add_to_residual(const StageTiles& tiles, int row, int local, float own, const Addend& addend, int place = 0) const {
     const bool late = !kPrefill && addend.is_late;
     float v = own;
-    if constexpr (kLanes > 1) v = late ? addend.own * own + addend.others : exchanged<kPrefill, P>(tiles, row, local, own);
+    if constexpr (kLanes > 1) v = late ? addend.own_factor * own + addend.other_lanes : exchanged<kPrefill, P>(tiles, row, local, own);
     v += addend.residual;
     shared::residual()[row * kMaxOwnedRows + local] = v;
     // Where a shared expert follows, what it adds is still missing.
@@ -457,7 +457,7 @@ class Consumer {
   // has arrived late.
   template <bool kPrefill, class P>
   MONOLANE_DEVICE float exchanged(const StageTiles& tiles, int row, int local, float own) const {
-    const Exchange exchange = kExchanges[P::kExchange][tiles.layer];
+    const Exchange exchange = exchange_of<P>(tiles.layer);
     const int slot = exchange_slot(P::kExchange, layers_), output_row = tiles.first_row + local;
     if (!kPrefill || exchange.sends) send(slot, row, output_row, own, step_);
     if (!kPrefill || !exchange.late) {

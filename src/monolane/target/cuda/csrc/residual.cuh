@@ -5,30 +5,36 @@
 
 namespace monolane {
 
+// How the outputs of a projection are exchanged in a layer.
+template <class P>
+MONOLANE_DEVICE Exchange exchange_of(int layer) {
+  return kExchanges[P::kExchange < 0 ? 0 : P::kExchange][layer];
+}
+
 // Whether what the other lanes make in this layer is not needed in this layer: then the exchange warp sends and receives in a decode pass.
 template <class P>
 MONOLANE_DEVICE bool is_late(int layer) {
   if constexpr (P::kExchange == kNone) return false;
-  return kAllLate || (kAnyLate && kExchanges[P::kExchange < 0 ? 0 : P::kExchange][layer].late);
+  return kAllLate || (kAnyLate && exchange_of<P>(layer).late);
 }
 
-// What an output is added to: this worker's element of the residual stream and, where the exchange is late, what the other lanes have sent in an earlier layer. `own` is
-// then the factor of this lane's own output.
+// What an output is added to: this worker's element of the residual stream and, where the exchange is late, what the other lanes have sent in an earlier layer. This
+// lane's own output is then multiplied with a factor.
 struct Addend {
-  float residual = 0.0f, others = 0.0f, own = 1.0f;
+  float residual = 0.0f, other_lanes = 0.0f, own_factor = 1.0f;
   bool is_late = false;
 };
 
-// Of an output in row `row` of the pass. `exchanges`: those that the exchange warp has done before, where this one is late and its sums have arrived.
+// Of an output in row `row` of the pass. `exchanges`: those that the exchange warp has done before this one, if this one is late; its sums have arrived.
 template <class P>
-MONOLANE_DEVICE Addend addend_of(int layer, int row, int local, bool late, uint32_t exchanges) {
+MONOLANE_DEVICE Addend addend_of(int layer, int row, int local, bool late = false, uint32_t exchanges = 0) {
   Addend found;
-  const int own = min(local, kMaxOwnedRows - 1);  // a thread that has no result reads that of another
-  found.residual = shared::residual()[row * kMaxOwnedRows + own];
+  const int element = min(local, kMaxOwnedRows - 1);  // a thread that has no result reads that of another
+  found.residual = shared::residual()[row * kMaxOwnedRows + element];
   if (!late) return found;
-  const Exchange exchange = kExchanges[P::kExchange < 0 ? 0 : P::kExchange][layer];
-  found.is_late = true, found.own = exchange.own;
-  if (exchange.late > 0) found.others = shared::late_sums(exchanges)[own];
+  const Exchange exchange = exchange_of<P>(layer);
+  found.is_late = true, found.own_factor = exchange.own;
+  if (exchange.late > 0) found.other_lanes = shared::late_sums(exchanges)[element];
   return found;
 }
 
