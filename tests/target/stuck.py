@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from monolane.program.plan import Plan
 from monolane.program.stage import Attend, Program, Project
+from monolane.target.cuda.projections import is_small
 
 # Long beside what a stage of the emulation takes on a busy machine with two cores: a slow worker is not a stuck one.
 DEADLINE_S, STALL_S = 2.0, 3
@@ -30,10 +31,20 @@ def expected_reports(plan: Plan, stalled: int, at: int, reporter: int, prefill: 
     """Of worker ``reporter``, when worker ``stalled`` stalls at stage ``at`` of the first pass that has this stage.
     There is one; on the way past an attend stage, which needs the rows of one head only, there are two."""
     if reporter == stalled:
-        return {_report(plan, at, BARRIER if prefill else COPY)}  # what it waited for before it stalled
+        return {_report(plan, at, BARRIER if prefill else _last_wait(plan, stalled, at))}
     if prefill and at < len(plan.program.stages) - 1:
         return {_report(plan, at, BARRIER)}  # a prefill pass has a barrier at the end of every stage but the last
     return set(_waits(plan, reporter, at))
+
+
+def _last_wait(plan: Plan, worker: int, before: int) -> str:
+    """What a worker of a decode pass waited for before a stage: a small projection waits for its input last."""
+    own = [
+        stage
+        for number, stage in enumerate(plan.program.projections)
+        if plan.segments[worker][number].tiles and plan.program.stages.index(stage) < before
+    ]
+    return ACTIVATIONS if is_small(plan, own[-1]) else COPY
 
 
 def _waits(plan: Plan, worker: int, after: int) -> Iterator[Report]:

@@ -30,10 +30,12 @@ from monolane.program.stage import (
 from monolane.program.tape import constant_offsets
 from monolane.target.cpp import braces, integer_constants
 from monolane.target.cuda.constants import (
+    CONSUMER_WARPS,
     DECODE_BATCH,
     FRAGMENT_BYTES,
     FRAGMENT_COLS,
     LINE_BYTES,
+    MMA_COLS,
     WARPGROUP_WARPS,
     WARPGROUPS,
 )
@@ -286,6 +288,32 @@ def _ahead(plan: Plan, stage: Project, chunks: int, chunk_fragments: int, tiles:
     return max(1, min(MAX_AHEAD, REGISTERS_AHEAD // registers, -(-own // WARPGROUPS)))
 
 
+def is_small(plan: Plan, stage: Project) -> bool:
+    """Whether the consumer warps hold all weights that a worker has of a projection in registers, before the input of a
+    decode pass is there (csrc/small_product.cuh). They are bf16, in whole tiles, each of one chunk."""
+    if not is_plain(plan, stage) or isinstance(stage.input, Merge) or stage.output is Output.LOGITS:
+        return False
+    fragments = _max_tiles(plan, stage) * -(-_fragments(plan, stage) // CONSUMER_WARPS)
+    return fragments * FRAGMENT_REGISTERS <= REGISTERS_AHEAD
+
+
+def is_plain(plan: Plan, stage: Project) -> bool:
+    """Whether a projection is bf16 and alone in its stage, without experts, and in whole tiles of one chunk each."""
+    matrix = stage.matrix
+    if matrix.format.is_low_bit or matrix.experts > 1 or stage.routes or stage.routing or stage.order:
+        return False
+    following = plan.program.stages[plan.program.stages.index(stage) + 1]
+    if stage.continues or continues(following) or plan.layout.rows(stage) != MMA_COLS:
+        return False
+    return chunks_of(plan, stage, slot_bytes(plan))[0] == 1
+
+
+def small_rows(plan: Plan) -> int:
+    """The most rows that one worker has of a small projection."""
+    small = (stage for stage in plan.program.projections if is_small(plan, stage))
+    return max((MMA_COLS * _max_tiles(plan, stage) for stage in small), default=0)
+
+
 def _in_flight_limits(program: Program, stage: Project, chunk_bytes: int, own_chunks: int) -> str:
     """The members of InFlightLimits (csrc/projection.cuh), in chunks of ``chunk_bytes``. ``own_chunks``: of a worker.
 
@@ -461,6 +489,7 @@ def _specialization(
             program, stage, tiles * chunk_fragments * size, -(-_max_tiles(plan, stage) // tiles) * chunks
         ),
         "Output kOutput": f"Output::{OUTPUTS[stage.output]}",
+        "bool kIsSmall": str(is_small(plan, stage)).lower(),
         "bool kMergesSplits": str(isinstance(stage.input, Merge)).lower(),
         "int kNorm": _offset(norm.weight if norm else None, offsets),
         "int kOrder": _offset(first.order, offsets),

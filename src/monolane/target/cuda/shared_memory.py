@@ -26,7 +26,7 @@ from monolane.target.cuda.dealing import most_dealt
 from monolane.target.cuda.formats import any_low_bit
 from monolane.target.cuda.launch import routed
 from monolane.target.cuda.layers import projection_count
-from monolane.target.cuda.projections import input_cols, one_row_bytes, slot_bytes
+from monolane.target.cuda.projections import input_cols, one_row_bytes, slot_bytes, small_rows
 
 ALIGNMENT = 128  # bytes, of every region
 EXCHANGE_BARRIER_BYTES = 64  # of mbarriers and numbers of passes between consumer warps and exchange warp
@@ -34,6 +34,7 @@ RESERVED_BYTES = 2048  # for mbarriers (their number follows from that of the sl
 REDUCE_BYTES = 512  # of reductions, flags and the mailbox to the watchdog; csrc/launch.cuh has their offsets
 MIN_PREFILL_SLOTS = 2
 MAX_LOGITS_BYTES = 8192  # of a worker's logits, if they are kept in shared memory
+SMALL_STRIDE = CONSUMER_WARPS + 4  # floats from the sums of a row to those of the next one, in other banks
 BANK_SHIFT = 32  # elements of bf16 that are added to a row, so that consecutive rows start in different banks
 
 
@@ -50,6 +51,8 @@ class SharedMemory:
     sums: int
     residual: int
     exchange: int
+    small: int
+    small_rows: int
     barriers: int
     owned: int
     adjusted: int
@@ -74,6 +77,9 @@ class SharedMemory:
             "kSumsOffset": self.sums,
             "kResidualOffset": self.residual,
             "kExchangeOffset": self.exchange,
+            "kSmallOffset": self.small,
+            "kSmallRows": self.small_rows,
+            "kSmallStride": SMALL_STRIDE,
             "kBarriersOffset": self.barriers,
             "kOwnOffset": self.owned,
             "kTouchedOffset": self.adjusted,
@@ -93,6 +99,7 @@ class SharedMemory:
             "sums": self.sums,
             "residual stream": self.residual,
             "exchange": self.exchange,
+            "sums of small projections": self.small,
             "mbarriers": self.barriers,
             "tiles owned": self.owned,
             "adjusted tokens": self.adjusted,
@@ -116,7 +123,8 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
     sums = input_at + input_bytes
     residual = sums + _up(_sums_bytes(plan), ALIGNMENT)
     exchange = residual + _up(4 * PASS_ROWS * owned_rows(plan), ALIGNMENT)
-    barriers = exchange + _exchange_bytes(plan)
+    small = exchange + _exchange_bytes(plan)
+    barriers = small + _small_bytes(plan)
     owned = barriers + 4 * slots * 8  # full and empty, for decode and for prefill passes
     adjusted = owned + _up(8 * projection_count(plan.program), ALIGNMENT)
     routes = adjusted + _up(max_own_tokens(plan), ALIGNMENT)
@@ -133,6 +141,8 @@ def shared_memory(plan: Plan, limit: int) -> SharedMemory:
         sums=sums,
         residual=residual,
         exchange=exchange,
+        small=small,
+        small_rows=small_rows(plan),
         barriers=barriers,
         owned=owned,
         adjusted=adjusted,
@@ -162,7 +172,7 @@ def max_own_tokens(plan: Plan) -> int:
 
 def _besides_ring(plan: Plan) -> int:
     fixed = _input_bytes(plan) + _sums_bytes(plan) + 4 * PASS_ROWS * owned_rows(plan) + RESERVED_BYTES
-    fixed += _routes_bytes(plan)
+    fixed += _routes_bytes(plan) + _small_bytes(plan)
     return fixed + _exchange_bytes(plan) + 8 * projection_count(plan.program) + _up(max_own_tokens(plan), ALIGNMENT)
 
 
@@ -173,6 +183,13 @@ def _exchange_bytes(plan: Plan) -> int:
         return 0
     rows = 4 + (PASS_ROWS if routed(plan.program) else 0)
     return _up(EXCHANGE_BARRIER_BYTES + 4 * rows * owned_rows(plan), ALIGNMENT)
+
+
+def _small_bytes(plan: Plan) -> int:
+    """Bytes of the sums of small projections, and of the sums of squares, for two stages in a row; small_sums() in
+    csrc/small_product.cuh has their places."""
+    rows = small_rows(plan)
+    return _up(2 * 4 * (rows * SMALL_STRIDE + CONSUMER_WARPS), ALIGNMENT) if rows else 0
 
 
 def _routes_bytes(plan: Plan) -> int:

@@ -212,6 +212,13 @@ MONOLANE_DEVICE int kept(int value) {
   return value;
 }
 
+// The instruction itself, where the compiler puts it: it does not move it behind a wait.
+MONOLANE_DEVICE uint32_t exclusive_or(uint32_t a, uint32_t b) {
+  uint32_t v;
+  asm volatile("xor.b32 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+  return v;
+}
+
 // Does nothing for some cycles.
 MONOLANE_DEVICE void spin(uint32_t cycles) {
   uint32_t begin, now;

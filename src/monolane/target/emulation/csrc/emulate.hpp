@@ -284,6 +284,7 @@ MONOLANE_DEVICE void mma_signed(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint3
 
 MONOLANE_DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 MONOLANE_DEVICE int kept(int value) { return value; }
+MONOLANE_DEVICE uint32_t exclusive_or(uint32_t a, uint32_t b) { return a ^ b; }
 MONOLANE_DEVICE void spin(uint32_t cycles) { static_cast<void>(cycles); }
 
 // --- words in global memory that other thread blocks write while this one polls them. Every load lets the other fibers run first ---
