@@ -38,6 +38,12 @@ PLAIN: dict[str, Any] = {
 # What differs from PLAIN.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "a head of 64 for each lane": {"head_dim": 64, "num_attention_heads": 4},
+    "a head of 48 for each lane": {"head_dim": 48, "num_attention_heads": 4, "lm_head_type": "vocab_parallel"},
+    "two heads of 32 for each lane": {
+        "head_dim": 32, "sliding_window": 19, "sliding_window_n_layers": 4, "unclamped_layers": [1],
+        "use_early_comm": True,
+    },
     "two lanes": {"num_lanes": 2, "broadcast_delay": 1},
     "early sums": {"use_early_comm": True},
     "delay of one": {"broadcast_delay": 1},

@@ -24,7 +24,7 @@ import numpy as np
 from devices import opened, run
 
 from monolane.bench.measure.mixtures import FP8, MXFP4, Q4_K_M, made_up
-from monolane.model.config import Experts, Gate, ModelConfig, Rope
+from monolane.model.config import Experts, Gate, LaneConfig, ModelConfig, Rope
 from monolane.program.sample import Sampling
 from monolane.target.base import Finish, Request
 
@@ -73,6 +73,10 @@ MODELS = {
     "experts in q4_k_m": replace(
         LOW_BIT, family="qwen3_moe", qk_norm=True, tied=False, experts=replace(EXPERTS, ffn=288)
     ),
+    # The owners of the residual stream attend.
+    "a head for each lane": replace(
+        TINY, family="laneformer_tp", heads=4, kv_heads=4, head_dim=64, tied=False, lanes=LaneConfig(count=4, delay=1)
+    ),
     Q4_K_M: LOW_BIT,
     FP8: LOW_BIT,
 }
@@ -88,7 +92,9 @@ def main() -> None:
         config = MODELS[name]
         began = time.monotonic()
         tokens = np.random.default_rng(1).integers(0, config.vocab, 90).tolist()
-        with opened(config, made_up(config, MIXTURES.get(name)), 128, deadline_s=DEADLINE_S) as target:
+        lanes = config.lanes.count if config.lanes else 1
+        weights = made_up(config, MIXTURES.get(name))
+        with opened(config, weights, 128, deadline_s=DEADLINE_S, lanes=lanes) as target:
             assert np.isfinite(target.logits(tokens[:34])).all()
             for sampling, logprobs in ((Sampling(), None), (Sampling(), 3), (DRAWN, None), (DRAWN, 20)):
                 for length, cached in ((1, 0), (20, 0), (22, 20), (23, 22)):

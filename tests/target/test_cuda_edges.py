@@ -33,7 +33,7 @@ FAR = (127, 128, 255, 256, 511, 767, 1023, 2047)
 
 @dataclass(frozen=True)
 class Look:
-    """A model: its heads, and for each layer a window and how far back the heads look."""
+    """A model: its heads, for each layer a window and how far back the heads look, and the lanes that share it."""
 
     heads: int
     kv_heads: int
@@ -41,6 +41,7 @@ class Look:
     windows: tuple[int | None, ...]
     distances: tuple[tuple[int, ...], ...]
     sinks: bool = False
+    lanes: int = 1
 
 
 def windowed(window: int) -> Look:
@@ -58,6 +59,10 @@ LOOKS = {
     "window of 100": windowed(100),
     "window of 1023": windowed(1023),
     "sinks and a window of 128": replace(windowed(128), sinks=True),
+    # The owners of the residual stream attend to up to 448 or 896 tokens at once (stream_owners.py).
+    "a lane for each head": Look(6, 6, 64, (None, 100), ((0, 1, 15, 112, 447, 448), (0, 1, 16, 98, 99, 100)), lanes=6),
+    "a lane for two of 32": Look(8, 4, 32, (None, None), (NEAR, (*FAR[:5], 895, 896, 897)), lanes=4),
+    "a lane for each of 48": Look(4, 4, 48, (None, 33), ((0, 111, 112, 447), (0, 1, 31, 32)), lanes=4),
 }
 
 
@@ -76,7 +81,7 @@ def read(request: pytest.FixtureRequest) -> Iterator[Read]:
     look = LOOKS[request.param]
     config = look_back_config(look.heads, look.kv_heads, look.head_dim, look.windows, LONGEST + 1, look.sinks)
     weights = LookBackWeights(config, look.distances)
-    with opened(config, weights, LONGEST + 1) as target:
+    with opened(config, weights, LONGEST + 1, lanes=look.lanes) as target:
         yield _read(target, config, weights)
 
 

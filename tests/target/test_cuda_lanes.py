@@ -21,7 +21,15 @@ TOLERANCE = 0.2  # of bf16 activations
 DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=3, repetition_penalty=1.1)
 BY_NAME = {case.name: case for case in CASES}
 # Each of these kernels has several of the variants at once.
-LANEFORMERS = ["early sums", "mixed, with windows", "mixed, head over all lanes", "mixed, sums"]
+LANEFORMERS = [
+    "a head of 64 for each lane",
+    "a head of 48 for each lane",
+    "two heads of 32 for each lane",
+    "early sums",
+    "mixed, with windows",
+    "mixed, head over all lanes",
+    "mixed, sums",
+]
 
 
 def opened(model: RandomModel, lanes: int, workers: int = 3, delay_permille: int = 0, seed: int = 1) -> EmulatedTarget:

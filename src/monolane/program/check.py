@@ -225,12 +225,13 @@ def _residual_owners(plan: Plan) -> Iterator[str]:
 
 def _balance(plan: Plan) -> Iterator[str]:
     """What workers stream differs by less than one tile per stage (and chosen expert) on average; where the workers are
-    divided among the matrices of a stage, or some own no row of the residual stream, by less than the largest share."""
+    divided among the matrices of a stage, or of a layer, or some own no row of the residual stream, by less than the
+    largest share."""
     allowed = 0
     for together in plan.program.projections_by_stage:
         for index in together:
             stage, counts = plan.program.projections[index], [tape[index].tiles for tape in plan.segments]
-            divided = len(together) > 1 or stage.output is Output.RESIDUAL
+            divided = len(together) > 1 or stage.output is Output.RESIDUAL or plan.stream_owners
             tiles = max(counts) if divided and not min(counts) else 1
             allowed += tiles * stage.chosen * plan.layout.tile_bytes(stage)
     spread = max(plan.streamed_bytes) - min(plan.streamed_bytes)

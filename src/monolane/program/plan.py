@@ -26,12 +26,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class Plan:
-    """``segments[worker][stage]``: every worker has a segment for every projection; it may be empty."""
+    """``segments[worker][stage]``: every worker has a segment for every projection; it may be empty.
+
+    ``stream_owners``: the first so many workers own the residual stream and, but for the head, nothing else, so that
+    they work in every other stage. 0: the stream is divided among all workers.
+    """
 
     program: Program
     layout: Layout
     workers: int
     segments: tuple[tuple[Segment, ...], ...]
+    stream_owners: int = 0
 
     @cached_property
     def tape_bytes(self) -> tuple[int, ...]:
@@ -79,7 +84,13 @@ class Plan:
 
 
 def make_plan(
-    program: Program, layout: Layout, workers: int, run_ahead: int = 0, matrix_overhead: int = 0, attending: int = 0
+    program: Program,
+    layout: Layout,
+    workers: int,
+    run_ahead: int = 0,
+    matrix_overhead: int = 0,
+    attending: int = 0,
+    stream_owners: int = 0,
 ) -> Plan:
     """Divide every matrix into runs of tiles, one per worker, so that what workers stream stays equal from stage to
     stage. Of a matrix with experts every worker has the same tiles of each expert, so any choice is as even.
@@ -91,6 +102,9 @@ def make_plan(
     The first ``attending`` workers attend to a short context, and begin the matrix behind attention later than others.
     If equal shares of the residual stream, rounded up, leave over no more workers than that, they are the first ones.
 
+    With ``stream_owners`` the first so many workers have the matrices that write the residual stream, the others have
+    the rest, and all share the head. Then no worker has a part of two stages in a row.
+
     The rows of a router, where there are not enough for all workers, are those of the last ones: of other workers than
     attend, and of the same ones in every layer.
 
@@ -100,13 +114,19 @@ def make_plan(
     """
     if workers < 1:
         raise ValueError("a plan needs at least one worker")
+    if not 0 <= stream_owners < workers:
+        raise ValueError("a plan needs a worker that owns nothing of the residual stream")
     ends, loads = [0] * workers, [0] * workers  # bytes on the tape so far, and of these what a token streams
     segments: list[list[Segment]] = [[] for _ in range(workers)]
     residual_counts: dict[int, list[int]] = {}
     divided = _divided(program, layout, workers, matrix_overhead)
     for index, stage in enumerate(program.projections):
         tiles, tile_bytes = layout.tiles(stage), layout.tile_bytes(stage)
-        if stage.output is Output.RESIDUAL:
+        if stream_owners and stage.output is Output.RESIDUAL:
+            counts = _even(tiles, stream_owners) + [0] * (workers - stream_owners)
+        elif stream_owners and stage.output is not Output.LOGITS:
+            counts = [0] * stream_owners + _level(tiles, loads[stream_owners:], stage.chosen * tile_bytes, run_ahead)
+        elif stage.output is Output.RESIDUAL:
             counts = residual_counts.setdefault(tiles, _residual(tiles, workers, attending))
         elif stage.routes and tiles <= workers:
             counts = [0] * (workers - tiles) + [1] * tiles
@@ -121,7 +141,7 @@ def make_plan(
             ends[worker] += size
             loads[worker] += stage.chosen * count * tile_bytes
             first += count
-    return Plan(program, layout, workers, tuple(tuple(tape) for tape in segments))
+    return Plan(program, layout, workers, tuple(tuple(tape) for tape in segments), stream_owners)
 
 
 def _divided(program: Program, layout: Layout, workers: int, matrix_overhead: int) -> dict[int, list[int]]:

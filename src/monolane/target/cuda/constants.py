@@ -25,6 +25,11 @@ SPLIT_BYTES = 64 << 10
 # this, and it reads no more words.
 FUSED_SPLITS, FUSED_PAGES, FUSED_WORDS = 5, 48, 20480
 
+# Where the owners of the residual stream attend (stream_owners.py): all consumer warps but one hold pages of the cache
+# in so many registers of a thread.
+AT_ONCE_WARPS, AT_ONCE_REGISTERS = CONSUMER_WARPS - 1, 128
+AT_ONCE_QUERIES = 2  # of a KV head, at most
+
 TAG_BITS = 16  # of a tagged word of activations: its lower half
 LINE_BYTES = 128  # of L2
 
@@ -47,6 +52,8 @@ def structure_constants() -> dict[str, int]:
         "kDecodeBatch": DECODE_BATCH,
         "kPageTokens": PAGE_TOKENS,
         "kSplitBytes": SPLIT_BYTES,
+        "kAtOnceWarps": AT_ONCE_WARPS,
+        "kAtOnceQueries": AT_ONCE_QUERIES,
         "kTagBits": TAG_BITS,
         "kLineBytes": LINE_BYTES,
         "kBucketBits": BUCKET_BITS,

@@ -11,6 +11,7 @@ from monolane.target.cuda.dealing import dealt_firsts, most_dealt
 from monolane.target.cuda.layers import projection_count
 from monolane.target.cuda.projections import projection_types
 from monolane.target.cuda.shared_memory import max_own_tokens, owned_rows, residual_projection, shared_memory
+from monolane.target.cuda.stream_owners import at_once_pages
 from monolane.target.generate import constants, sampling_tables, shape_constants
 
 _EMULATED_ENTRY = (
@@ -57,6 +58,8 @@ def generate(
             "kSplitPages": program.attention.split // PAGE_TOKENS,
             "kMaxSplits": launch.max_splits(plan),
             "kFusedSplits": launch.fused_splits(plan),
+            "kStreamOwners": plan.stream_owners,
+            "kAtOncePages": at_once_pages(plan),
             "kRouted": launch.routed(program),
             "kMostDealt": most_dealt(plan),
             "kMostChosen": max(stage.chosen for stage in program.projections),

@@ -32,6 +32,7 @@ from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
 from monolane.target.cuda.presence import Presence, Unreachable
 from monolane.target.cuda.projections import least_slot_bytes
+from monolane.target.cuda.stream_owners import attends_at_once, owners_for
 from monolane.target.generate import LAYOUT
 from monolane.target.lane_processes import LaneProcesses
 from monolane.target.widened import note_widened
@@ -142,10 +143,20 @@ def cuda_plan(
     splitting = Splitting(max(1, min(SPLIT_PAGES, SPLIT_BYTES // page_bytes)) * PAGE_TOKENS, most)
     program = build_program(config, splitting=splitting, lanes=lanes, formats=formats)
     attending = SHORT_SPLITS * kv_heads
-    layout = _layout(program, workers, slot_bytes)
-    plan = make_plan(program, layout, workers, RUN_AHEAD_BYTES, MATRIX_OVERHEAD_BYTES, attending)
+    plan = _owners_plan(program, workers, slot_bytes)
+    if plan is None:
+        layout = _layout(program, workers, slot_bytes)
+        plan = make_plan(program, layout, workers, RUN_AHEAD_BYTES, MATRIX_OVERHEAD_BYTES, attending)
     check(plan)
     return plan
+
+
+def _owners_plan(program: Program, workers: int, slot_bytes: int) -> Plan | None:
+    """The plan in which the owners of the residual stream attend, where the model is small enough."""
+    layout = _sized(WHOLE, slot_bytes)
+    owners = owners_for(program, layout, workers)
+    plan = make_plan(program, layout, workers, stream_owners=owners) if owners else None
+    return plan if plan and attends_at_once(plan) else None
 
 
 def _layout(program: Program, workers: int, slot_bytes: int) -> Layout:
@@ -153,14 +164,15 @@ def _layout(program: Program, workers: int, slot_bytes: int) -> Layout:
     double the loads of input. Tiles of FP8 are whole, and so are those of an odd number of experts' outputs, which are
     cut in two. Routers have half tiles, so that more workers share them."""
     halves_routers = not any(_is_fp8(stage) for stage in program.projections if stage.routes)
-    whole, halved = (
-        replace(layout, name=f"{layout.name}-{slot_bytes >> 10}k", slot_bytes=slot_bytes, halves_routers=halves_routers)
-        for layout in (WHOLE, HALVED)
-    )
+    whole, halved = (replace(_sized(layout, slot_bytes), halves_routers=halves_routers) for layout in (WHOLE, HALVED))
     residual = [stage for stage in program.projections if stage.output is Output.RESIDUAL]
     if any(_is_fp8(stage) or (stage.chosen > 1 and stage.chosen % 2) for stage in residual):
         return whole
     return _smaller(residual, whole, halved, workers)
+
+
+def _sized(layout: Layout, slot_bytes: int) -> Layout:
+    return replace(layout, name=f"{layout.name}-{slot_bytes >> 10}k", slot_bytes=slot_bytes)
 
 
 def _is_fp8(stage: Project) -> bool:

@@ -93,6 +93,10 @@ constexpr int kHalfSplits = kMaxSplits / 2 > kFusedSplits ? kMaxSplits / 2 : kMa
 constexpr int kQuarterSplits = kMaxSplits / 4 > kFusedSplits ? kMaxSplits / 4 : kHalfSplits;
 // The first kFusedTokens positions have few splits in a decode pass, whatever the window.
 constexpr int kFusedTokens = kFusedSplits * kSplitPages * kPageTokens;
+// Whether all owners attend to all that a position of a decode pass sees.
+MONOLANE_DEVICE bool attends_at_once(int position, int window) {
+  return kStreamOwners && position / kPageTokens - first_seen(position, window) / kPageTokens < kAtOncePages;
+}
 template <bool kPrefill>
 MONOLANE_DEVICE Span span_of(int position, int window) {
   const int last = position / kPageTokens;
@@ -100,6 +104,7 @@ MONOLANE_DEVICE Span span_of(int position, int window) {
   // one position in every split.
   const int first = kPrefill ? max(last - divide_up(window, kPageTokens), 0) : first_seen(position, window) / kPageTokens;
   const int seen = window ? last + 1 - first : last + 1;
+  if (!kPrefill && attends_at_once(position, window)) return {last + 1 - seen, seen, 1, seen, 1, 1};
   // All divisions below are by constants, because a division takes long and consumer and producer warps wait for its result.
   if (!kPrefill && seen <= kFusedSplits * kSplitPages) {
     const int splits = divide_up(seen, kSplitPages);

@@ -13,13 +13,14 @@
 //
 // The kernel reads the request and all addresses from monolane_launch and writes tokens, their logprobs and the outcome to host memory.
 #pragma once
-#include "attend.cuh"
+#include "attend_at_once.cuh"
 #include "watchdog.cuh"
 #include "exchange.cuh"
 #include "prefetch.cuh"
 #include "produce.cuh"
 #include "residual.cuh"
 #include "sample.cuh"
+#include "small_product.cuh"
 
 namespace monolane {
 
@@ -125,7 +126,7 @@ class Consumer {
     begin<kPrefill>(s, now);
     if constexpr (kPrefill)
       attend_prefill(layer, now.start, now.rows, step_);
-    else
+    else if (!attends_at_once(now.start, window_of(layer)))
       attend_decode(layer, now.start, step_, cursor, [&] { mark<false>(s, 1); });
     mark<kPrefill>(s, 2);
     if (kPrefill) lane_barrier();
@@ -192,7 +193,12 @@ class Consumer {
     }
     uint64_t best = 0;
     if (own.tiles || !P::kEndsStage) {  // without tiles, the input is prepared for the projections that continue the stage
-      if constexpr (!kPrefill)
+      if constexpr (!kPrefill && P::kMergesSplits && kStreamOwners != 0) {
+        if (attends_at_once(now.start, window_of(layer)))
+          attend_and_project<P>(tiles, now, cursor, best);
+        else
+          project_decode<P>(tiles, now, cursor, scale, best);
+      } else if constexpr (!kPrefill)
         project_decode<P>(tiles, now, cursor, scale, best);
       else if (kHead && !monolane_launch.request.all_logits)
         project_last_row<P>(tiles, now, cursor, best);
@@ -211,6 +217,48 @@ class Consumer {
     if (!P::kEndsStage) return;
     mark<kPrefill>(s, 2);
     if (kPrefill) lane_barrier();
+  }
+
+  // A small projection, of which every warp prepares its part of the input.
+  template <class P, class Finish>
+  MONOLANE_DEVICE void project_small(const StageTiles& tiles, Cursor<false>& cursor, const Finish& finish_row) {
+    note_wait(kWaitCopy);
+    SmallProduct<P> product(tiles.count, cursor, step_);
+    note_wait(kWaitActivations);
+    if (P::kStage == kFirstStage && tiles.layer == 0)
+      product.prepare(tiles.layer, [&](const auto& columns, auto& v) {
+#pragma unroll
+        for (int n = 0; n < static_cast<int>(sizeof(columns) / sizeof(int)); n++) embedding(token_, max(columns[n], 0), v[n]);
+      });
+    else
+      product.prepare(tiles.layer, [&](const auto& columns, auto& v) { await_columns<P>(columns, step_ - P::kInputAge, v); });
+    mark<false>(tiles.stage, 1);
+    product.multiply(step_, finish_row);
+  }
+
+  // Attention and P, which is behind it, where owners attend at once.
+  template <class P>
+  MONOLANE_DEVICE void attend_and_project(const StageTiles& tiles, const Pass& now, Cursor<false>& cursor, uint64_t& best) {
+    const bool late = is_late<P>(tiles.layer);
+    note_wait(kWaitCopy);
+    AttendAtOnce<P> attention(tiles.count, cursor, tiles.layer, now.start);
+    const int result = attention.result(), local = max(result, 0);
+    const RowBias bias = bias_of<P>(tiles.layer, tiles.first_row + local);
+    const int place = kPlacesWord<P> ? ptx::kept(word_place(tiles.first_row + local)) : 0;
+    if (late) {
+      const int64_t since = lane_wait_begins();
+      await_late_sums();
+      lane_wait_ends<false>(tiles.stage, since);
+    }
+    const Addend addend = addend_of<P>(tiles.layer, 0, local, late, exchanges_);
+    note_wait(kWaitActivations);
+    attention.receive(step_ - 2);
+    mark<false>(tiles.stage, 1);
+    const float sum = attention.attend_and_multiply();
+    if (result >= 0) finish<false, P>(tiles, now, result, 0, sum, 0.0f, bias, Chosen(), best, place, addend);
+    attention.release();
+    if (late) pass_on_outputs();
+    attention.append();
   }
 
   template <class P>
@@ -247,7 +295,10 @@ class Consumer {
       if constexpr (P::kOutput == Output::kResidual && !kFindsAddend<P>) addend = addend_of<P>(tiles.layer, 0, local, late, exchanges_);
       finish<false, P>(tiles, now, local, 0, first * scale, second * scale, own, chosen, best, place, addend);
     };
-    project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, finish_row);
+    if constexpr (P::kIsSmall)
+      project_small<P>(tiles, cursor, finish_row);
+    else
+      project<false, P, 1, true>(tiles.count, cursor, shared::x(), 0, 1, prepare, finish_row);
     if (late) pass_on_outputs();
   }
 
@@ -422,9 +473,9 @@ class Consumer {
     float v = own;
     if constexpr (kLanes > 1) v = late ? addend.own_factor * own + addend.other_lanes : exchanged<kPrefill, P>(tiles, row, local, own);
     v += addend.residual;
-    shared::residual()[row * kMaxOwnedRows + local] = v;
     // Where a shared expert follows, what it adds is still missing.
     if (P::kEndsStage || kPrefill) publish_result<kPrefill, P>(tiles.first_row + local, place, row, v, step_);
+    shared::residual()[row * kMaxOwnedRows + local] = v;
     if (late) shared::outputs(exchanges_)[local] = own;
   }
 

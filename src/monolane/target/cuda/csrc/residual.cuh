@@ -33,7 +33,7 @@ MONOLANE_DEVICE Addend addend_of(int layer, int row, int local, bool late = fals
   found.residual = shared::residual()[row * kMaxOwnedRows + element];
   if (!late) return found;
   const Exchange exchange = exchange_of<P>(layer);
-  found.is_late = true, found.own_factor = exchange.own;
+  found.is_late = true, found.own_factor = ptx::float_of(ptx::kept(ptx::bits_of(exchange.own)));  // kept: constant memory is slow behind the input
   if (exchange.late > 0) found.other_lanes = shared::late_sums(exchanges)[element];
   return found;
 }

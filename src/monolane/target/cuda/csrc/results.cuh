@@ -27,7 +27,7 @@ MONOLANE_DEVICE RowBias bias_of(int layer, int output_row, int expert = 0) {
 
 // Whether a thread has one result in a decode pass, which becomes a word of activations at a place that is known, and kept in a register, before the input is there.
 template <class P>
-constexpr bool kPlacesWord = P::Format::kIsInteger && kOneResult<P> && P::kExperts == 1 && (P::kOutput == Output::kGate || P::kOutput == Output::kResidual);
+constexpr bool kPlacesWord = (P::Format::kIsInteger || P::kIsSmall || (kStreamOwners && P::kMergesSplits)) && kOneResult<P> && P::kExperts == 1 && (P::kOutput == Output::kGate || P::kOutput == Output::kResidual);
 
 // Publishes an element of the activations that P writes. `place`: where its word lies, if kPlacesWord.
 template <bool kPrefill, class P>
