@@ -45,9 +45,14 @@ LANEFORMER = replace(
     qk_norm=False, lanes=LaneConfig(2, delay=1),
 )  # fmt: skip
 EXPERTS = replace(MODEL, family="qwen3_moe", layers=2, experts=Experts(6, 2, 70, (True, True), True))
-MODELS = {"one lane": (MODEL, 1), "two lanes": (LANEFORMER, 2), "experts": (EXPERTS, 1)}
+MODELS = {
+    "one lane": (MODEL, 1),
+    "two lanes": (LANEFORMER, 2),
+    "two lanes whose owners attend": (replace(LANEFORMER, head_dim=32), 2),
+    "experts": (EXPERTS, 1),
+}
 # Tokens of the longer prompt: several splits of the context need no lanes.
-PROMPTS = {"one lane": 70, "two lanes": 20, "experts": 20}
+PROMPTS = {"one lane": 70, "two lanes": 20, "two lanes whose owners attend": 20, "experts": 20}
 # Prefill and decode passes, one and several splits of the context, and every way to choose a token.
 DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9, frequency_penalty=0.3, logit_bias=((5, 2.0), (90, -3.0)))
 

@@ -83,7 +83,7 @@ def weakened(sanitizer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Two lanes do all that one does.
-@pytest.mark.parametrize("model", [seldom("one lane"), "two lanes", seldom("experts")])
+@pytest.mark.parametrize("model", [seldom("one lane"), "two lanes", "two lanes whose owners attend", seldom("experts")])
 def test_the_kernel_has_no_races(sanitizer: str, weakened: Path, model: str) -> None:
     """Nothing is lost: for one lane, in the library where it could be."""
     library = weakened if model == "one lane" else built(model)

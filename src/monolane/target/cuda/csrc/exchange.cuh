@@ -13,7 +13,7 @@
 // exchange.py.
 //
 // In a decode pass the exchange warp does this for exchanges that are not needed at once (late exchanges), so that the consumer warps neither store to
-// other lanes nor wait for them. For every such projection of a pass, in order, it
+// other lanes nor wait for them. A worker that owns no elements has none. For every such projection of a pass, in order, it
 //
 //   1. adds up what the other lanes have sent for the next such projection in an earlier layer, for the rows of its worker, and stores the sums in
 //      shared memory;

@@ -67,7 +67,7 @@ class Consumer {
   MONOLANE_DEVICE void pass(const Pass& now, Cursor<kPrefill>& cursor) {
     if (step_ + kStageCount > kMaxTag) renew_tags();
     begin<kPrefill>(0, now);
-    if (kAnyLate && !kPrefill && thread_id() == 0) {
+    if (kAnyLate && !kPrefill && thread_id() == 0 && own_elements().count > 0) {
       shared::exchange_passes()[decode_passes_ % 2] = {step_, layers_};
       ptx::mbarrier_arrive(shared::pass_begun() + decode_passes_ % 2);
     }
@@ -644,6 +644,6 @@ MONOLANE_KERNEL void MONOLANE_BOUNDS(monolane::kThreads) monolane_kernel(MONOLAN
     if (warp_id() == kConsumerWarps + 1 && lane_id() == 0) Watchdog().run();
     if (warp_id() == kConsumerWarps + 2) Prefetcher().run();
     if constexpr (kAnyLate != 0)
-      if (warp_id() == kConsumerWarps + 3) ExchangeWarp().run();
+      if (warp_id() == kConsumerWarps + 3 && own_elements().count > 0) ExchangeWarp().run();
   }
 }
