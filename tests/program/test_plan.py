@@ -259,6 +259,20 @@ def test_workers_that_attend_own_no_rows_of_the_residual_stream_where_others_own
     assert owned(workers=5, attending=5) == [3] * 5
 
 
+def test_owners_of_the_residual_stream_have_no_part_of_two_stages_in_a_row() -> None:
+    program = build_program(config())
+    made = make_plan(program, LAYOUT, 7, stream_owners=3)
+    check(made)
+    for number, stage in enumerate(program.projections):
+        having = [tape[number].tiles > 0 for tape in made.segments]
+        if stage.output is Output.RESIDUAL:
+            assert having == [True] * 3 + [False] * 4
+        elif stage.output is not Output.LOGITS:
+            assert having == [False] * 3 + [True] * 4
+    with pytest.raises(ValueError, match="owns nothing"):
+        make_plan(program, LAYOUT, 7, stream_owners=7)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 20), st.data())
 def test_rows_of_a_matrix_are_found_in_its_parts(size: int, data: st.DataObject) -> None:

@@ -12,7 +12,8 @@ from monolane.errors import TargetError, UsageError
 from monolane.program.sample import Sampler, Sampling
 from monolane.target import structs
 from monolane.target.base import Request
-from monolane.target.cuda.constants import TAG_BITS
+from monolane.target.cuda import stream_owners
+from monolane.target.cuda.constants import PAGE_TOKENS, TAG_BITS
 from monolane.target.cuda.opening import cuda_plan
 from random_models import CASES, RandomModel, random_model
 from thorough import seldom, thorough
@@ -74,6 +75,31 @@ def test_a_laneformer_is_the_module(variant: str) -> None:
         exact = row - np.log(np.exp(row - row.max()).sum()) - row.max()
         for other, logprob in token.top:
             assert abs(logprob - exact[other]) <= tolerance
+
+
+@pytest.mark.parametrize("variant", ["a head of 48 for each lane", seldom("two heads of 32 for each lane")])
+def test_owners_attend_at_once_until_their_registers_are_full(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With registers for few pages of the cache: then token by token, the last ones of a context in splits."""
+    monkeypatch.setattr(stream_owners, "AT_ONCE_WARPS", 2)
+    monkeypatch.setattr(stream_owners, "AT_ONCE_REGISTERS", 32)
+    model = laneformer(variant)
+    assert model.config.lanes is not None
+    lanes, workers = model.config.lanes.count, 3
+    plan = cuda_plan(model.config, lanes * workers, lanes)
+    pages = stream_owners.at_once_pages(plan)
+    assert plan.stream_owners
+    assert pages * PAGE_TOKENS + 3 < len(model.tokens)
+    target = opened(model, lanes, workers)
+    tolerance = TOLERANCE * model.logits.std() / 2
+    for border in (1, PAGE_TOKENS, pages * PAGE_TOKENS):
+        for length in range(max(2, border - 1), border + 3):
+            if length == max(2, border - 1):  # by a prefill pass
+                target.run(Request(model.tokens[: length - 1], 0, 1, frozenset(), Sampling()))
+            request = Request(model.tokens[:length], length - 1, 1, frozenset(), Sampling(), 20)
+            (token,), _ = target.run(request)
+            row = model.logits[length - 1]
+            exact = row - np.log(np.exp(row - row.max()).sum()) - row.max()
+            assert max(abs(logprob - exact[other]) for other, logprob in token.top) <= tolerance
 
 
 @thorough

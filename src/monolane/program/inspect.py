@@ -65,10 +65,19 @@ def report(plan: Plan, context: int, shard_notes: Sequence[str] = ()) -> str:
         f"attention: {_splitting(program.attention.splitting)}",
         f"{plan.workers} worker(s){' per lane' if lanes > 1 else ''}, layout {layout.name}: "
         f"tiles of {layout.tile_rows} rows{halved}, k-blocks of {layout.k_block}",
+        *_stream_owners(plan),
         *(f"  tape {worker}: {size / MEGA:,.2f} MB" for worker, size in enumerate(plan.tape_bytes[:listed])),
         f"balance: the longest tape is {above:.2%} above even, the shortest {below:.2%} below",
     ]
     return "\n".join(lines)
+
+
+def _stream_owners(plan: Plan) -> list[str]:
+    """Who owns the residual stream, where that is not divided among all workers."""
+    if not plan.stream_owners:
+        return []
+    names = dict.fromkeys(stage.name for stage in plan.program.projections if stage.output is Output.RESIDUAL)
+    return [f"the first {plan.stream_owners} of them own the residual stream: they have {', '.join(names)}, and attend"]
 
 
 def _by_part(plan: Plan) -> str:

@@ -15,7 +15,7 @@ from monolane.target.cuda.constants import THREADS
 from monolane.target.cuda.generate import generate
 from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.opening import cuda_plan, find_gpu
-from monolane.target.cuda.predict import CEILING, HANDOFF_US, predicted_us, stage_bytes, stream_us
+from monolane.target.cuda.predict import CEILING, handoff_us, predicted_us, stage_bytes, stream_us
 from monolane.target.cuda.projections import least_slot_bytes
 from monolane.target.cuda.shared_memory import shared_memory
 
@@ -97,6 +97,6 @@ def _prediction(plan: Plan, context: int, slots: int) -> list[str]:
     return [
         *lines,
         f"predicted: {token:,.0f} µs per token, of which {ceiling:,.0f} are the weights at {CEILING / 1e12:.2f} TB/s "
-        f"and {token - ceiling:,.0f} hand-offs ({HANDOFF_US} µs each, less what the ring hides)",
+        f"and {token - ceiling:,.0f} hand-offs ({handoff_us(plan)} µs each, less what the ring hides)",
         f"and {cache:,.1f} µs more for the cache when it holds {context:,} tokens",
     ]

@@ -14,12 +14,13 @@ from collections import deque
 from itertools import pairwise
 
 from monolane.program.plan import Plan
-from monolane.program.stage import Embed, Project, Stage, continues
+from monolane.program.stage import Attend, Embed, Project, Stage, continues
 from monolane.target.cuda.projections import slot_bytes
 
 # Measured on an H200.
 CEILING = 4.60e12  # bytes per second that all workers together read
 HANDOFF_US = 1.6  # of a hand-off while no weights are streamed
+STREAM_OWNERS_HANDOFF_US = 1.0  # where no worker has a part of two stages in a row (stream_owners.py)
 PAUSE_US = 0.6  # that memory loses at a hand-off even if the ring has room: the least that a probe has reached
 CATCH_UP = 8.0  # how many times faster the consumers empty the ring than memory fills it
 MICRO = 1e6
@@ -44,8 +45,8 @@ def predicted_us(plan: Plan, slots: int) -> list[float]:
     freed = deque([0.0] * slots, slots)  # when the slots were freed: the oldest is filled next
     ends = []
     for stage in (*stages, *stages):  # two tokens: only the second begins with the ring of the token before
-        if not isinstance(stage, Embed) and not continues(stage):  # every worker looks up the token itself
-            taken += HANDOFF_US
+        if _has_handoff(plan, stage):
+            taken += handoff_us(plan)
             filled += PAUSE_US
         for chunk in _chunks(plan, stage):
             fill_us = stream_us(chunk * workers)
@@ -54,6 +55,17 @@ def predicted_us(plan: Plan, slots: int) -> list[float]:
             freed.append(taken)
         ends.append(taken)
     return [end - before for before, end in pairwise(ends[len(stages) - 1 :])]
+
+
+def handoff_us(plan: Plan) -> float:
+    """µs of a hand-off of this plan while no weights are streamed."""
+    return STREAM_OWNERS_HANDOFF_US if plan.stream_owners else HANDOFF_US
+
+
+def _has_handoff(plan: Plan, stage: Stage) -> bool:
+    """Every worker looks up the token itself; and where the owners of the residual stream attend, they go on with o."""
+    at_once = isinstance(stage, Attend) and plan.stream_owners > 0
+    return not isinstance(stage, Embed) and not continues(stage) and not at_once
 
 
 def _chunks(plan: Plan, stage: Stage) -> list[float]:
