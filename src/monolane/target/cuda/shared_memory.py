@@ -1,6 +1,7 @@
 """The map of a thread block's shared memory: what lies where, and how many slots the ring has.
 
-    ring | input | sums | residual | exchange | barriers | tiles owned | adjusted tokens | routes | reductions and flags
+    ring | input | sums | residual | exchange | small sums | barriers | tiles owned | adjusted tokens | routes |
+    reductions and flags
 
 In a prefill pass the upper slots of the ring hold the input of its rows instead. Attention and sampling use the regions
 of input and sums as scratch, because no projection runs at the same time.

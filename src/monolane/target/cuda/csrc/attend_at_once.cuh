@@ -5,7 +5,7 @@
 //   1. Warps 0 to 6 have the pages of the cache in turn: keys, values and a softmax state of their own. Warp 7 has the position that is decoded, which is not in the cache yet. Every
 //      warp receives the queries itself.
 //   2. The warps do not merge their states. The projection is linear, so what each warp has accumulated is a row of A of its MMAs, and a warp multiplies all eight rows with its
-//      tiles of the projection: rows of C are the products of the warps.
+//      tile of the projection: rows of C are the products of the warps.
 //   3. The factors of the warps, exp2(row max - highest row max) / row sum, are multiplied with these, and threads add them up by shuffles.
 //
 // So there is one barrier, behind the accumulators.
@@ -20,17 +20,16 @@ template <class P>
 class AttendAtOnce {
   static constexpr int kQueries = kQueriesPerKv < kAtOnceQueries ? kQueriesPerKv : kAtOnceQueries, kPages = divide_up(kAtOncePages, kAtOnceWarps);
   static constexpr int kHeadFragments = divide_up(kHeadDim, kKBlock);  // of a tile, for one query
-  static constexpr int kTiles = P::kChunkTiles, kWarpTiles = divide_up(P::kMaxTiles, kConsumerWarps);
   static constexpr int kPadding = kDimFragments * kKBlock - kHeadDim;  // dimensions behind a head, of queries, keys and the projection's columns
   static constexpr int kStride = P::kFragments * kKBlock + 8;  // elements of a row of accumulators: consecutive rows begin in different banks
   static constexpr int kSpread = 4 / kQueries;     // threads 4g + t that have the same query, and divide its dimensions
   static constexpr uint32_t kOnes = 0x3f803f80u;  // two bf16
   static_assert(!kStreamOwners || (kKvHeads == 1 && kQueriesPerKv == kQueries && kHeadDim % 16 == 0 && (!kPadding || kQueries == 1) && kSinks == kNone), "stream_owners.py says which lanes have owners that attend");
-  static_assert(!kStreamOwners || (P::kChunks == 1 && P::kTileRows == kMmaCols && kWarpTiles <= 4), "a warp has whole tiles, and a thread one result");
+  static_assert(!kStreamOwners || (P::kChunks == 1 && P::kTileRows == kMmaCols && P::kMaxTiles <= kConsumerWarps), "a warp has a whole tile");
   static_assert(!kStreamOwners || (kConsumerWarps * kStride * 2 <= kAttendBytes - kAccumulatorsOffset && kConsumerWarps * kQueries <= kMmaRows), "the scratch is too small");
 
  public:
-  // Loads this warp's tiles and issues the loads of its pages. `position`: of the token that is decoded.
+  // Loads this warp's tile and issues the loads of its pages. `position`: of the token that is decoded.
   MONOLANE_DEVICE AttendAtOnce(int tiles, Cursor<false>& cursor, int layer, int position)
       : tiles_(tiles), chunks_(tiles, cursor), layer_(layer), position_(position), newest_(position / kPageTokens) {
     first_ = first_seen(position, window_of(layer));
@@ -59,8 +58,8 @@ class AttendAtOnce {
 
   // The result of this thread, counted from the first of the worker; kNone if it has none.
   MONOLANE_DEVICE int result() const {
-    const int g = lane_id() / 4, tile = warp_id() + g / 2 * kConsumerWarps;
-    return g / 2 < kWarpTiles && tile < tiles_ ? tile * kMmaCols + lane_id() % 4 * 2 + g % 2 : kNone;
+    const int g = lane_id() / 4;
+    return g < 2 && has_tile() ? warp_id() * kMmaCols + lane_id() % 4 * 2 + g : kNone;
   }
 
   // Waits for the queries, and in the last warp for the new key and value, whose words have the tag `step`.
@@ -198,18 +197,16 @@ class AttendAtOnce {
     }
   }
 
-  // This warp's tiles: warp, warp + 8, ... of those of the worker.
+  // A warp has the tile of the worker that has its number.
+  MONOLANE_DEVICE bool has_tile() const { return P::kMinTiles == kConsumerWarps || warp_id() < tiles_; }
   MONOLANE_DEVICE void load_weights() {
+    constexpr int kTiles = P::kChunkTiles;
+    const uint32_t tile = warp_id();
+    const Word4* from = has_tile() ? chunks_.await(tile / kTiles) + tile % kTiles * (P::kTileBytes / 16) : nullptr;
 #pragma unroll
-    for (int n = 0; n < kWarpTiles; n++) {
-      const uint32_t tile = warp_id() + n * kConsumerWarps;
-      const bool exists = (n + 1) * kConsumerWarps <= P::kMinTiles || static_cast<int>(tile) < tiles_;
-      const Word4* from = exists ? chunks_.await(tile / kTiles) + tile % kTiles * (P::kTileBytes / 16) : nullptr;
-#pragma unroll
-      for (int j = 0; j < P::kFragments; j++) {
-        weights_[n][j] = {0, 0, 0, 0};
-        if (exists) weights_[n][j] = loaded_words(from[j * 32], false);
-      }
+    for (int j = 0; j < P::kFragments; j++) {
+      weights_[j] = {0, 0, 0, 0};
+      if (has_tile()) weights_[j] = loaded_words(from[j * 32], false);
     }
   }
 
@@ -282,11 +279,11 @@ class AttendAtOnce {
     return highest;
   }
 
-  // Multiplies the rows of all warps with this warp's tiles, and adds them up.
+  // Multiplies the rows of all warps with this warp's tile, and adds them up.
   MONOLANE_DEVICE float multiply() const {
     const int g = lane_id() / 4;
     const uint16_t* from = shared::at<uint16_t>(rows_);
-    float factor[kQueries], sums[kWarpTiles][kQueries][2][4] = {};
+    float factor[kQueries], sums[kQueries][2][4] = {};
     Word4 x[P::kFragments];
 #pragma unroll
     for (int j = 0; j < P::kFragments; j++) x[j] = *reinterpret_cast<const Word4*>(from + j * kKBlock);
@@ -300,32 +297,26 @@ class AttendAtOnce {
       for (int w = 0; w < kConsumerWarps; w++) highest[q] = fmaxf(highest[q], ptx::float_of(static_cast<uint32_t>(stats()[q * kConsumerWarps + w])));
     }
 #pragma unroll
-    for (int j = 0; j < P::kFragments; j++)
-#pragma unroll
-      for (int n = 0; n < kWarpTiles; n++) {
-        const Word4& w = weights_[n][j];
-        float(&of)[2][4] = sums[n][j / kHeadFragments];
-        ptx::mma(of[0], x[j].x, x[j].y, x[j].z, x[j].w, w.x, w.y);
-        ptx::mma(of[1], x[j].x, x[j].y, x[j].z, x[j].w, w.z, w.w);
-      }
+    for (int j = 0; j < P::kFragments; j++) {
+      const Word4& w = weights_[j];
+      float(&of)[2][4] = sums[j / kHeadFragments];
+      ptx::mma(of[0], x[j].x, x[j].y, x[j].z, x[j].w, w.x, w.y);
+      ptx::mma(of[1], x[j].x, x[j].y, x[j].z, x[j].w, w.z, w.w);
+    }
     float result = 0.0f;
 #pragma unroll
     for (int q = 0; q < kQueries; q++) {
       factor[q] = ptx::exp2(ptx::float_of(static_cast<uint32_t>(stat[q])) - highest[q]);
-      float row_sum = factor[q] * ptx::float_of(static_cast<uint32_t>(stat[q] >> 32)), own = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kWarpTiles; n++) {
-        // Of columns 2t and 2t + 1 threads with an even g keep the first one, and those with an odd g the second.
-        const float(&of)[2][4] = sums[n][q];
-        const float first = factor[q] * (of[0][0] + of[1][2]), second = factor[q] * (of[0][1] + of[1][3]);
-        float v = (g % 2 ? second : first) + ptx::shuffle_xor(g % 2 ? first : second, 4);
-        v += ptx::shuffle_xor(v, 8);
-        v += ptx::shuffle_xor(v, 16);
-        if (n == 0 || g / 2 == n) own = v;
-      }
+      float row_sum = factor[q] * ptx::float_of(static_cast<uint32_t>(stat[q] >> 32));
+      // Of columns 2t and 2t + 1 threads with an even g keep the first one, and those with an odd g the second.
+      const float(&of)[2][4] = sums[q];
+      const float first = factor[q] * (of[0][0] + of[1][2]), second = factor[q] * (of[0][1] + of[1][3]);
+      float v = (g % 2 ? second : first) + ptx::shuffle_xor(g % 2 ? first : second, 4);
+      v += ptx::shuffle_xor(v, 8);
+      v += ptx::shuffle_xor(v, 16);
 #pragma unroll
       for (int mask = 4; mask < 32; mask *= 2) row_sum += ptx::shuffle_xor(row_sum, mask);
-      result += own * ptx::reciprocal(row_sum);  // the sum is at least 1, or nearly so
+      result += v * ptx::reciprocal(row_sum);  // the sum is at least 1, or nearly so
     }
     return result;
   }
@@ -336,7 +327,7 @@ class AttendAtOnce {
   int first_, page_;                              // first position that is seen; first page of this warp
   int row_, stat_, query_, rows_, stats_;         // offsets in shared memory, see find_places()
   uint32_t new_key_[kPairs], new_value_[kPairs];  // in the last warp, of the position: two dimensions each
-  Word4 keys_[kPages][kKeyFragments], values_[kPages][kValueFragments], weights_[kWarpTiles][P::kFragments];
+  Word4 keys_[kPages][kKeyFragments], values_[kPages][kValueFragments], weights_[P::kFragments];
 };
 
 }  // namespace monolane

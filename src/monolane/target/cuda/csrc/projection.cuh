@@ -37,6 +37,7 @@ struct InFlightLimits {
 //   kAhead                   chunks that a warpgroup holds in registers ahead of their use
 //   kInFlight                its in-flight limits
 //   kOutput                  what happens to a row's sum
+//   kIsSmall                 whether a decode pass holds a worker's weights in registers before the input is there (small_product.cuh)
 //   kMergesSplits            whether its input is the output of attention, which may still be split
 //   kNorm, kBias             offsets of the first layer's norm weights and biases among the constants, or kNone
 //   kOrder                   offset of the first layer's order of columns, where the matrix is ordered, or kNone
