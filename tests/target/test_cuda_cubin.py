@@ -18,7 +18,7 @@ from thorough import seldom, thorough
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA packages")
 
 # Half a minute each: the first to spill, and with MONOLANE_TEST=all those others whose speed is published.
-SELDOM = ("llama-3.1-8b", "qwen2.5-coder-1.5b", "llama-3.2-1b", "qwen3-1.7b", "laneformer-2b")
+SELDOM = ("llama-3.1-8b", "qwen2.5-coder-1.5b", "llama-3.2-1b", "qwen3-1.7b", "laneformer-2b", "laneformer-135m")
 LOW_BIT = tuple(
     (name, mixture) for name in ("llama-3.1-8b", "llama-3.2-1b", "qwen2.5-coder-1.5b") for mixture in (FP8, Q4_K_M)
 )

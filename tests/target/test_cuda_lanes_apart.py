@@ -48,12 +48,15 @@ def requests(model: RandomModel) -> list[Request]:
 
 
 @thorough
-@pytest.mark.parametrize(("name", "lanes"), [("two lanes", 2), seldom("mixed, sums", 2), seldom("llama-96-biases", 3)])
+@pytest.mark.parametrize(
+    ("name", "lanes"),
+    [("two lanes", 2), ("a head of 48 for each lane", 4), seldom("mixed, sums", 2), seldom("llama-96-biases", 3)],
+)
 def test_the_bits_are_those_of_lanes_together(name: str, lanes: int) -> None:
     plain = {case.name: case for case in CASES}
     model = random_model(plain[name]) if name in plain else laneformer(name)
-    together = EmulatedTarget(model.config, model.weights, 2 * lanes, lanes=lanes)
-    apart = EmulatedLanes(model.config, model.weights, lanes, delay_permille=5)
+    together = EmulatedTarget(model.config, model.weights, 3 * lanes, lanes=lanes)
+    apart = EmulatedLanes(model.config, model.weights, lanes, workers=3, delay_permille=5)
     for request in requests(model):
         tokens, outcomes = apart.run(request)
         assert facts(tokens) == facts(together.run(request)[0])

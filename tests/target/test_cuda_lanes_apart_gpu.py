@@ -46,7 +46,10 @@ def opened(config: ModelConfig, weights: Weights, lanes: int, placement: str) ->
 
 
 @through_mps
-@pytest.mark.parametrize(("name", "lanes"), [("two lanes", 2), ("early sums", 4), ("llama-96-biases", 3)])
+@pytest.mark.parametrize(
+    ("name", "lanes"),
+    [("two lanes", 2), ("early sums", 4), ("a head of 48 for each lane", 4), ("llama-96-biases", 3)],
+)
 def test_the_bits_are_those_of_lanes_together(name: str, lanes: int) -> None:
     plain = {case.name: case for case in CASES}
     model = random_model(plain[name]) if name in plain else laneformer(name)

@@ -51,6 +51,7 @@ SLOT_FRAGMENTS = (32, 28, 24, 20)  # the sizes that a slot of the ring may have,
 LOW_BIT_SLOTS, LARGER_SLOT = 16, 10 / 7
 # What small shared memory has at least: so many slots beside the widest input and about so many bytes of other things.
 LEAST_SLOTS, OTHER_BYTES = 4, 24 << 10
+SPARE_SLOTS = 2  # that a ring may have less than these bytes leave room for
 SMALL_PART = 0.1  # of the streamed bytes: a smaller matrix does not decide about the size of a slot
 # In-flight limits: bytes of bulk copies in flight to one thread block. The small loads of a hand-off queue behind them,
 # so the limit is low (LOWEST) while hand-offs follow each other, from the end of a layer to gate_up of the next one. It
@@ -164,8 +165,7 @@ def _low_bit_slot_bytes(plan: Plan) -> int:
     kinds = _streamed_kinds(plan)
     large = [stage for stage, size in kinds if size >= SMALL_PART * plan.bytes_per_token]
     smallest = plan.layout.slot_bytes
-    widest = max(one_row_bytes(plan, stage) for stage in plan.program.projections)
-    room = (LOW_BIT_SLOTS * smallest - widest - OTHER_BYTES) // LEAST_SLOTS
+    room = (LOW_BIT_SLOTS * smallest - _widest_input(plan) - OTHER_BYTES) // LEAST_SLOTS
     largest = max(smallest, min(int(smallest * LARGER_SLOT), room) // FRAGMENT_BYTES * FRAGMENT_BYTES)
     sizes = range(largest, smallest - 1, -FRAGMENT_BYTES)
     sizes_of_all = [slot for slot in sizes if all(_cut(plan, stage, slot) for stage, _ in kinds)] or [largest]
@@ -183,6 +183,10 @@ def _low_bit_slot_bytes(plan: Plan) -> int:
         return all(chunks_of(plan, stage, slot)[0] <= chunks_of(plan, stage, sizes_of_all[0])[0] for stage in large)
 
     return max(filter(cuts_no_more, sizes_of_all), key=filled)
+
+
+def _widest_input(plan: Plan) -> int:
+    return max(one_row_bytes(plan, stage) for stage in plan.program.projections)
 
 
 def _streamed_kinds(plan: Plan) -> list[tuple[Project, int]]:
@@ -294,7 +298,7 @@ def is_small(plan: Plan, stage: Project) -> bool:
     if not is_plain(plan, stage) or isinstance(stage.input, Merge) or stage.output is Output.LOGITS:
         return False
     fragments = _max_tiles(plan, stage) * -(-_fragments(plan, stage) // CONSUMER_WARPS)
-    return fragments * FRAGMENT_REGISTERS <= REGISTERS_AHEAD
+    return fragments * FRAGMENT_REGISTERS <= REGISTERS_AHEAD and _are_in_ring(plan, stage)
 
 
 def is_plain(plan: Plan, stage: Project) -> bool:
@@ -306,6 +310,13 @@ def is_plain(plan: Plan, stage: Project) -> bool:
     if stage.continues or continues(following) or plan.layout.rows(stage) != MMA_COLS:
         return False
     return chunks_of(plan, stage, slot_bytes(plan))[0] == 1
+
+
+def _are_in_ring(plan: Plan, stage: Project) -> bool:
+    """Whether all that a worker has of a stage surely is in the ring at the same time, in slots of this plan."""
+    slot = slot_bytes(plan)
+    room = plan.layout.slot_bytes * LOW_BIT_SLOTS - _widest_input(plan) - OTHER_BYTES
+    return -(-_max_tiles(plan, stage) // chunk_tiles(plan, stage, slot)) <= room // slot - SPARE_SLOTS
 
 
 def small_rows(plan: Plan) -> int:

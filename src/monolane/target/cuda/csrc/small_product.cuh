@@ -71,7 +71,6 @@ class SmallProduct {
   static constexpr int kWarps = lesser(P::kFragments, kConsumerWarps);     // that have any
   static constexpr int kTiles = P::kChunkTiles;
   static constexpr int kFours = kKBlock / 4, kLoads = divide_up(kShare * kFours, 32);  // fours of columns of a fragment, and of a thread
-  static constexpr int kWriters = 4;                                                   // threads that have the same sums, and divide the tiles
   static_assert(P::kTileRows == kMmaCols && P::kFragmentCols == kKBlock, "whole tiles");
   static_assert(kWarps * kShare * kKBlock * 2 <= kXBytes, "the inputs of the warps do not fit");
 
@@ -154,12 +153,10 @@ class SmallProduct {
     }
 #pragma unroll
     for (int j = kShare + 1; j < 5; j++) add_squares();
-    if (warp < kWarps) {
-      // All threads 4g + t with the same g have the same sums.
+    if (warp < kWarps && lane % 4 == 0) {  // all threads 4g + t with the same g have the same sums
       float* to = shared::at<float>(to_);
 #pragma unroll
-      for (int i = 0; i < P::kMaxTiles; i++)
-        if (i % kWriters == lane % kWriters) to[i * (kMmaCols * kSmallStride)] = sums[i][0] + sums[i][3];
+      for (int i = 0; i < P::kMaxTiles; i++) to[i * (kMmaCols * kSmallStride)] = sums[i][0] + sums[i][3];
     }
     if (P::kNorm != kNone && lane == 0) small_squares(step)[warp] = squares_;
     sync_consumers();
