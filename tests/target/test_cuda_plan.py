@@ -14,10 +14,11 @@ from monolane.bench.measure.shapes import SHAPES
 from monolane.bench.measure.subject import find_model
 from monolane.program.stage import Output
 from monolane.progress import Silent
-from monolane.target.cuda.constants import WARPGROUPS
+from monolane.target.cuda.constants import PAGE_TOKENS, WARPGROUPS
 from monolane.target.cuda.opening import cuda_plan
 from monolane.target.cuda.projections import SLOT_FRAGMENTS, cut, projection_types
 from monolane.target.cuda.shared_memory import owned_rows
+from monolane.target.cuda.stream_owners import at_once_pages
 
 H200 = 132  # multiprocessors
 
@@ -82,3 +83,22 @@ def test_two_chunks_of_8_bit_weights_are_in_flight_while_an_input_comes(shape: s
     first = [int(n) for one in types if "I8g32" in one for n in re.findall(r"kInFlight = \{\d+, (\d+)", one)]
     assert len(first) > 1
     assert min(first) >= WARPGROUPS
+
+
+@pytest.mark.parametrize(
+    ("shape", "owners", "tokens"),
+    [("laneformer-135m", 9, 448), ("laneformer-2b", 0, 0), ("smollm2-135m", 0, 0)],
+)
+def test_owners_of_the_residual_stream_attend_in_lanes_of_small_models(shape: str, owners: int, tokens: int) -> None:
+    config = SHAPES[shape]
+    plan = cuda_plan(config, H200, config.lanes.count if config.lanes else 1)
+    assert plan.stream_owners == owners
+    if owners:
+        assert at_once_pages(plan) * PAGE_TOKENS == tokens
+        residual = [tape[1].tiles for tape in plan.segments]
+        assert residual == [8] * owners + [0] * (plan.workers - owners)  # a tile of o for each of eight warps
+
+
+def test_lanes_with_too_few_workers_have_no_owners() -> None:
+    """Four of 13 workers would have more tiles of gate_up than fit their registers."""
+    assert cuda_plan(SHAPES["laneformer-135m"], 7 * 13, 7).stream_owners == 0

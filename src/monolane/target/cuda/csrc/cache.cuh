@@ -93,10 +93,12 @@ constexpr int kHalfSplits = kMaxSplits / 2 > kFusedSplits ? kMaxSplits / 2 : kMa
 constexpr int kQuarterSplits = kMaxSplits / 4 > kFusedSplits ? kMaxSplits / 4 : kHalfSplits;
 // The first kFusedTokens positions have few splits in a decode pass, whatever the window.
 constexpr int kFusedTokens = kFusedSplits * kSplitPages * kPageTokens;
-// Whether all owners attend to all that a position of a decode pass sees.
+
+// Whether the owners of the residual stream attend, all of them to all that a position of a decode pass sees (attend_at_once.cuh).
 MONOLANE_DEVICE bool attends_at_once(int position, int window) {
   return kStreamOwners && position / kPageTokens - first_seen(position, window) / kPageTokens < kAtOncePages;
 }
+
 template <bool kPrefill>
 MONOLANE_DEVICE Span span_of(int position, int window) {
   const int last = position / kPageTokens;
