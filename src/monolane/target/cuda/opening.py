@@ -32,7 +32,7 @@ from monolane.target.cuda.jit import Compiled, compile_kernel
 from monolane.target.cuda.launch import MAX_LANES, scratch_sizes
 from monolane.target.cuda.presence import Presence, Unreachable
 from monolane.target.cuda.projections import least_slot_bytes
-from monolane.target.cuda.stream_owners import attends_at_once, owners_for
+from monolane.target.cuda.stream_owners import layers_fit_registers, owners_for
 from monolane.target.generate import LAYOUT
 from monolane.target.lane_processes import LaneProcesses
 from monolane.target.widened import note_widened
@@ -156,7 +156,7 @@ def _owners_plan(program: Program, workers: int, slot_bytes: int) -> Plan | None
     layout = _sized(WHOLE, slot_bytes)
     owners = owners_for(program, layout, workers)
     plan = make_plan(program, layout, workers, stream_owners=owners) if owners else None
-    return plan if plan and attends_at_once(plan) else None
+    return plan if plan and layers_fit_registers(plan) else None
 
 
 def _layout(program: Program, workers: int, slot_bytes: int) -> Layout:

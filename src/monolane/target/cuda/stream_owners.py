@@ -25,7 +25,7 @@ VALUE_DIMS, KEY_DIMS = 16, 32  # of a fragment of the cache; two queries have wh
 
 def owners_for(program: Program, layout: Layout, workers: int) -> int:
     """How many owners there should be: the fewest that have one tile of o for each warp. 0 where the heads of a lane
-    do not allow it; ``attends_at_once`` says whether the plan does."""
+    do not allow it; whether the layers fit registers is known of the plan alone (``layers_fit_registers``)."""
     shape = program.attention
     if program.lanes == 1 or shape.kv_heads != 1 or shape.heads > AT_ONCE_QUERIES:
         return 0
@@ -38,7 +38,7 @@ def owners_for(program: Program, layout: Layout, workers: int) -> int:
     return owners if owners < workers else 0
 
 
-def attends_at_once(plan: Plan) -> bool:
+def layers_fit_registers(plan: Plan) -> bool:
     """Whether all matrices of a layer fit the registers of the workers that have them."""
     layers = [stage for stage in plan.program.projections if stage.output is not Output.LOGITS]
     return all(is_plain(plan, stage) if isinstance(stage.input, Merge) else is_small(plan, stage) for stage in layers)
